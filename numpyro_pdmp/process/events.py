@@ -1,0 +1,253 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+r"""Event-time schemes: from what is known of the signed rates to an envelope.
+
+The simulation loop proposes event times from a Poisson process with rate
+:math:`h_i(s) = \max(0, a_i + b_i s)`, the *envelope*, and accepts a proposal with
+probability :math:`\max(0, g_i(s)) / h_i(s)` (thinning). Where :math:`h_i \ge g_i` the
+result is exact; a proposal with :math:`g_i > h_i` is a *violation*, and is counted.
+
+A scheme is a subclass of :class:`EventTime`: it says what it wants to be told
+(``look_ahead``, ``uses_slope``) and turns that into an :class:`Envelope`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jax import Array
+import jax.numpy as jnp
+
+
+class Envelope(NamedTuple):
+    """Lines :math:`a_i + b_i s` for times ``s`` after the current point."""
+
+    value: Array  # (k,) a
+    slope: Array  # (k,) b
+    horizon: Array  # () trusted up to here, then renewed
+
+
+class Tuning(NamedTuple):
+    """Numbers of a scheme that warm-up may set."""
+
+    window: Array  # () how far an envelope reaches
+    offset: Array  # () added to every line
+
+
+class Known(NamedTuple):
+    """What the loop knows at the current point of the path."""
+
+    position: Array  # (d,) sampled variable x
+    direction: Array  # (d,) its time derivative
+    speed: Array  # () root mean square of v, about 1
+    rate: Array  # (k,) signed rates here
+    slope: Array  # (k,) their time derivatives (if ``uses_slope``, else zeros)
+    ahead: Array  # (k,) signed rates at the look-ahead point (if ``look_ahead``)
+    ahead_time: Array  # () time from here to the look-ahead point
+    last_rate: Array  # (k,) rates at the last point before this one
+    last_time: Array  # () time from that point to here
+    envelope: Envelope  # the envelope in force until here, as seen from the last point
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """Base of the schemes."""
+
+    #: evaluate the rates at a point ahead before proposing
+    look_ahead = False
+    #: the gradient of the look-ahead point is valid at the envelope's horizon
+    ends_ahead = False
+    #: wants the time derivative of the rates (one Hessian-vector product a tick)
+    uses_slope = False
+    #: reject proposals whose ratio of rate to envelope exceeds this
+    max_ratio = float("inf")
+
+    def tuning(self, event_time: float, rate_size: float) -> Tuning:
+        """Starting values of what warm-up may change.
+
+        :param event_time: mean time between events to expect.
+        :param rate_size: size of the signed rates to expect.
+        """
+        raise NotImplementedError
+
+    def look(self, tuning: Tuning, speed: Array, t_refresh: Array) -> Array:
+        """Time of the look-ahead evaluation."""
+        raise NotImplementedError
+
+    def open(self, tuning: Tuning, known: Known) -> Envelope:
+        """Envelope at the start of a segment or of a new window."""
+        raise NotImplementedError
+
+    def reject(self, tuning: Tuning, known: Known) -> Envelope:
+        """Envelope after a rejected proposal."""
+        return self.open(tuning, known)
+
+
+def _inflate(rate: Array, alpha: float, offset: Array) -> Array:
+    r"""Raise a signed rate: :math:`\max(g, \alpha g) + c`."""
+    return jnp.maximum(rate, alpha * rate) + offset
+
+
+@dataclass(frozen=True)
+class Interpolation(EventTime):
+    r"""Lines through the signed rate at both ends of a look-ahead window.
+
+    The paper's Algorithm 2, repaired. It interpolates the *signed* rate, so a rate
+    that is zero now and positive soon is seen; it trusts a line only between two
+    points at which the rate was evaluated, never beyond; and it stops at the
+    refreshment. A rejected proposal becomes the new left end. Exact when the signed
+    rate is linear along the path (BPS and ZigZag on Gaussians); otherwise violations
+    happen where the rate is concave between its two ends, and the bias they leave is
+    of second order in the window. Use :class:`PublishedInterpolation` for the
+    algorithm exactly as printed.
+
+    :param alpha: factor :math:`\alpha \ge 1` on positive rates (Equation 12).
+    :param t_init: look-ahead window in process time; default about the time between
+        events, refined during warm-up.
+    :param R: proposals with a ratio above ``R`` are rejected (Section 3.2).
+    :param offset: added to the line; refined during warm-up.
+    """
+
+    alpha: float = 1.0
+    t_init: float | None = None
+    R: float = 2.0
+    offset: float | None = None
+    look_ahead = True
+    ends_ahead = True
+
+    @property
+    def max_ratio(self):  # type: ignore[override]
+        return self.R
+
+    def tuning(self, event_time, rate_size):
+        window = self.t_init or 1.5 * event_time
+        offset = 0.1 * rate_size if self.offset is None else self.offset
+        return Tuning(jnp.asarray(window), jnp.asarray(offset))
+
+    def look(self, tuning, speed, t_refresh):
+        return jnp.minimum(tuning.window / speed, t_refresh)
+
+    def open(self, tuning, known):
+        offset = tuning.offset * known.speed
+        left = _inflate(known.rate, self.alpha, offset)
+        right = _inflate(known.ahead, self.alpha, offset)
+        width = known.ahead_time
+        slope = (right - left) / jnp.where(width > 0, width, 1)
+        return Envelope(left, slope, width)
+
+
+@dataclass(frozen=True)
+class PublishedInterpolation(EventTime):
+    r"""The paper's Algorithm 2 as printed, with the corrected Equation 11.
+
+    Interpolates the *clamped* rate between now and ``t_init``, discards the second
+    point, and extends the line through the last two points after each rejection,
+    without limit. For comparison only: two zero readings give a zero envelope, and a
+    convex rate is cut off, so the result is biased even on Gaussians (see the bias
+    table in the documentation). The printed algorithm simulates proposals past the
+    refreshment and then takes the earlier of the two; stopping there, as here, has
+    the same law.
+
+    :param alpha: factor :math:`\alpha \ge 1` of Equation 12.
+    :param t_init: second point of the first line.
+    :param R: proposals with a ratio above ``R`` are rejected.
+    """
+
+    alpha: float = 1.0
+    t_init: float = 1.0
+    R: float = 2.0
+    look_ahead = True
+
+    @property
+    def max_ratio(self):  # type: ignore[override]
+        return self.R
+
+    def tuning(self, event_time, rate_size):
+        return Tuning(jnp.asarray(self.t_init), jnp.asarray(0.0))
+
+    def look(self, tuning, speed, t_refresh):
+        return tuning.window
+
+    def _line(self, earlier, later, width):
+        slope = (later - earlier) / jnp.where(width > 0, width, 1)
+        return self.alpha * slope
+
+    def open(self, tuning, known):
+        left, right = jnp.maximum(known.rate, 0), jnp.maximum(known.ahead, 0)
+        slope = self._line(left, right, known.ahead_time)
+        return Envelope(self.alpha * left, slope, jnp.full_like(tuning.window, jnp.inf))
+
+    def reject(self, tuning, known):
+        left, right = jnp.maximum(known.last_rate, 0), jnp.maximum(known.rate, 0)
+        slope = self._line(left, right, known.last_time)
+        horizon = jnp.full_like(tuning.window, jnp.inf)
+        return Envelope(self.alpha * right, slope, horizon)
+
+
+@dataclass(frozen=True)
+class Tangent(EventTime):
+    r"""Tangent lines: value and slope of the signed rate at the current point.
+
+    The slope comes from a Hessian-vector product in forward mode over the gradient,
+    so a tick costs about two gradients and needs no look-ahead. Exact when the
+    signed rate is linear along the path; otherwise the line is trusted for a window
+    only.
+
+    :param alpha: factor on positive rates.
+    :param window: how far a tangent is trusted; default about the time between
+        events, refined during warm-up.
+    :param offset: added to the line; refined during warm-up.
+    """
+
+    alpha: float = 1.0
+    window: float | None = None
+    offset: float | None = None
+    uses_slope = True
+
+    def tuning(self, event_time, rate_size):
+        window = self.window or event_time
+        offset = 0.1 * rate_size if self.offset is None else self.offset
+        return Tuning(jnp.asarray(window), jnp.asarray(offset))
+
+    def open(self, tuning, known):
+        window = tuning.window / known.speed
+        offset = tuning.offset * known.speed
+        left = _inflate(known.rate, self.alpha, offset)
+        right = _inflate(known.rate + window * known.slope, self.alpha, offset)
+        return Envelope(left, (right - left) / window, window)
+
+
+Bound = Callable[[Array, Array], tuple[Array, Array]]
+
+
+@dataclass(frozen=True)
+class ExactBound(EventTime):
+    r"""The user's own upper bound on the rates: exact sampling.
+
+    :param bound: function of the position :math:`x` and its time derivative
+        :math:`\dot x` (both flat) at the start of a segment, returning ``(a, b)``
+        with :math:`g_i(s) \le a_i + b_i s` for all :math:`s \ge 0` on the segment;
+        scalars or vectors with one entry a rate. A constant bound has ``b = 0``.
+        A bound that is exceeded is counted as a violation, and
+        :func:`numpyro_pdmp.check` calls it an error.
+    """
+
+    bound: Bound
+
+    def tuning(self, event_time, rate_size):
+        return Tuning(jnp.asarray(jnp.inf), jnp.asarray(0.0))
+
+    def open(self, tuning, known):
+        a, b = self.bound(known.position, known.direction)
+        like = known.rate
+        return Envelope(
+            jnp.broadcast_to(jnp.asarray(a, like.dtype), like.shape),
+            jnp.broadcast_to(jnp.asarray(b, like.dtype), like.shape),
+            jnp.full_like(tuning.window, jnp.inf),
+        )
+
+    def reject(self, tuning, known):
+        # The bound of the segment's start goes on: no new evaluation of it.
+        old = known.envelope
+        return old._replace(value=old.value + old.slope * known.last_time)

@@ -1,0 +1,292 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+r"""The simulation loop: one flat loop, one gradient a tick.
+
+A path is followed from an *anchor*, the last point at which everything is settled.
+Each tick evaluates one gradient, at the place ``t_next`` that ``kind`` asks for:
+
+========== ============================================================
+START      the anchor itself (first tick, or new coordinates)
+AHEAD      the far end of the next window; the anchor stays
+PROPOSAL   a proposed event: accepted or rejected there
+END        the end of the envelope or the refreshment, gradient needed
+KNOWN_END  as END, but the look-ahead has already been there
+========== ============================================================
+
+Up to ``t_next`` the path is settled for PROPOSAL, END and KNOWN_END, so any number of
+draws can be read off by the flow alone, and the proposal is carried to the next
+draw. Nothing is nested: under ``vmap`` every chain does useful work in every tick.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+
+from numpyro_pdmp.process.events import Envelope, EventTime, Known, Tuning
+from numpyro_pdmp.process.hazard import clamped_line, exponential, line_arrival
+from numpyro_pdmp.process.samplers import Sampler
+from numpyro_pdmp.process.scale import Scale
+
+START, AHEAD, PROPOSAL, END, KNOWN_END = range(5)
+NO_EVENT, BOUNCE, REFRESH, REVERSAL = range(4)
+
+#: bins of the acceptance ratio: twenty over 0..2 and one above
+RATIO_BINS = 21
+
+GradFn = Callable[[Array], Array]
+
+
+class Stats(NamedTuple):
+    """Counts since the last :func:`reset_stats`; all scalars but the histogram."""
+
+    num_grad: Array  # gradient evaluations (a Hessian-vector product counts as one)
+    num_bounces: Array
+    num_refreshments: Array
+    num_proposals: Array
+    num_violations: Array  # proposals with rate above the envelope
+    num_horizons: Array  # envelopes that ended without a proposal
+    num_nonfinite: Array  # evaluations that were not finite
+    sum_ratio: Array  # of min(1, rate / envelope) over proposals
+    sum_excess: Array  # of rate / envelope - 1 over violations
+    ratio_histogram: Array  # (RATIO_BINS,) of rate / envelope
+
+
+class Path(NamedTuple):
+    """State of a simulated path; times are measured from the anchor."""
+
+    rng_key: Array
+    z: Array  # (d,) anchor
+    v: Array  # (d,) velocity there
+    rate: Array  # (k,) signed rates there
+    envelope: Envelope
+    ahead_rate: Array  # (k,) signed rates at the look-ahead point
+    ahead_grad: Array  # (d,) gradient there
+    kind: Array  # () what waits at t_next
+    t_next: Array  # ()
+    index: Array  # () which rate proposes
+    t_refresh: Array  # () next refreshment
+    t_output: Array  # () next draw
+    event: Array  # () what the last tick did to the velocity
+    stats: Stats
+
+
+def reset_stats(path: Path) -> Path:
+    """Set all counts to zero."""
+    return path._replace(stats=jax.tree.map(jnp.zeros_like, path.stats))
+
+
+def settled_time(path: Path) -> Array:
+    """Time after the anchor up to which the path is known."""
+    return jnp.where(path.kind >= PROPOSAL, path.t_next, 0)
+
+
+def start_path(
+    rng_key: Array,
+    z: Array,
+    v: Array,
+    sampler: Sampler,
+    t_refresh: Array,
+    t_output: Array,
+) -> Path:
+    """A path at ``(z, v)`` about which nothing is known yet; no evaluation."""
+    dtype, k = z.dtype, sampler.num_rates(z.size)
+    zero, zeros, count = jnp.zeros((), dtype), jnp.zeros(k, dtype), jnp.zeros((), int)
+    stats = Stats(*[count] * 7, zero, zero, jnp.zeros(RATIO_BINS, int))
+    return Path(
+        rng_key=rng_key,
+        z=z,
+        v=v,
+        rate=zeros,
+        envelope=Envelope(zeros, zeros, zero),
+        ahead_rate=zeros,
+        ahead_grad=jnp.zeros_like(z),
+        kind=jnp.full((), START),
+        t_next=zero,
+        index=count,
+        t_refresh=jnp.asarray(t_refresh, dtype),
+        t_output=jnp.asarray(t_output, dtype),
+        event=jnp.full((), NO_EVENT),
+        stats=stats,
+    )
+
+
+def _normal(uniform: Array) -> Array:
+    above = -1 + jnp.finfo(uniform.dtype).epsneg  # erf_inv(-1) is infinite
+    return 2**0.5 * lax.erf_inv(jnp.maximum(2 * uniform - 1, above))
+
+
+def make_tick(
+    grad_fn: GradFn,
+    sampler: Sampler,
+    scheme: EventTime,
+    scale: Scale,
+    tuning: Tuning,
+    refresh_rate: float | Array | None = None,
+) -> Callable[[Path], Path]:
+    """The loop's body.
+
+    :param grad_fn: gradient of the potential in the sampled (unwhitened) variable.
+    :param sampler: flow, rates and jumps.
+    :param scheme: event-time scheme.
+    :param scale: whitening map.
+    :param tuning: window and offset of the scheme.
+    :param refresh_rate: overrides the sampler's.
+    :return: a function from :class:`Path` to :class:`Path`, one gradient evaluation.
+    """
+    refresh_rate = sampler.refresh_rate if refresh_rate is None else refresh_rate
+
+    def energy_gradient(z):
+        return sampler.energy_gradient(z, scale.gradient(grad_fn(scale.position(z))))
+
+    def tick(path: Path) -> Path:
+        d, k = path.z.size, path.rate.size
+        rng_key, subkey = random.split(path.rng_key)
+        # One call for all the randomness of a tick. `noise` serves the jump or the
+        # refreshment: a tick has at most one of them.
+        uniform = random.uniform(subkey, (2 + k + d,), path.z.dtype)
+        u_accept, u_refresh = uniform[0], uniform[1]
+        e_arrival, noise = exponential(uniform[2 : 2 + k]), _normal(uniform[2 + k :])
+        new_refresh = sampler.refresh_time(u_refresh, refresh_rate)
+
+        # A. Move to an end whose gradient is known already.
+        known_end = path.kind == KNOWN_END
+        dt = jnp.where(known_end, path.t_next, 0)
+        z, v = sampler.flow(path.z, path.v, dt)
+        refreshed = known_end & (path.t_refresh <= dt)
+        v = jnp.where(refreshed, sampler.refresh(v, noise), v)
+        rate = jnp.where(known_end, sampler.rates(z, v, path.ahead_grad), path.rate)
+        t_refresh = jnp.where(refreshed, new_refresh, path.t_refresh - dt)
+        t_output = path.t_output - dt
+        kind, t_next = path.kind, path.t_next
+        if scheme.look_ahead:
+            kind = jnp.where(known_end, AHEAD, kind)
+            speed = sampler.speed(v)
+            t_next = jnp.where(known_end, scheme.look(tuning, speed, t_refresh), t_next)
+
+        # B. The gradient, at the place that was asked for.
+        z1, v1 = sampler.flow(z, v, t_next)
+        if scheme.uses_slope:
+            grad, hessian_vector = jax.linearize(energy_gradient, z1)
+        else:
+            grad = energy_gradient(z1)
+        rate1 = sampler.rates(z1, v1, grad)
+        # A sum is finite only if all terms are (or overflow, which is as bad).
+        finite = jnp.isfinite(jnp.sum(rate1) + jnp.sum(grad))
+
+        # C. What it means.
+        ahead = kind == AHEAD
+        moved = finite & ~ahead
+        proposal = finite & (kind == PROPOSAL)
+        end = finite & (kind == END)
+        bound = clamped_line(path.envelope.value, path.envelope.slope, t_next)
+        bound, true = bound[path.index], jnp.maximum(rate1[path.index], 0)
+        ratio = true / jnp.where(bound > 0, bound, 1)
+        accepted = proposal & (u_accept * bound < true) & (ratio <= scheme.max_ratio)
+        refreshed_here = end & (t_refresh <= t_next)
+
+        v2 = jnp.where(accepted, sampler.jump(z1, v1, grad, path.index, noise), v1)
+        v2 = jnp.where(refreshed_here, sampler.refresh(v2, noise), v2)
+        rate2 = sampler.rates(z1, v2, grad)
+
+        # A non-finite look-ahead is tried again nearer by; a non-finite point
+        # on the path is a wall, from which the path returns the way it came.
+        hopeless = t_next < 1e-3 * tuning.window
+        reverse = ~finite & (~ahead | hopeless)
+        dt = jnp.where(moved, t_next, 0)
+        z2 = jnp.where(moved, z1, z)
+        v2 = jnp.where(moved, v2, jnp.where(reverse, -v, v))
+        rate2 = jnp.where(moved, rate2, jnp.where(reverse, -rate, rate))
+        t_refresh = jnp.where(refreshed_here, new_refresh, t_refresh - dt)
+        t_output = t_output - dt
+
+        # D. The next envelope and proposal.
+        rejected = proposal & ~accepted
+        speed = sampler.speed(v2)
+        if scheme.uses_slope:
+            slope = sampler.slopes(z2, v2, grad, hessian_vector(v2))
+        else:
+            slope = jnp.zeros_like(rate2)
+        ahead_rate = jnp.where(ahead, rate1, path.ahead_rate)
+        ahead_grad = path.ahead_grad
+        if scheme.ends_ahead:
+            ahead_grad = jnp.where(ahead, grad, ahead_grad)
+        known = Known(
+            position=scale.position(z2),
+            direction=scale.direction(v2),
+            speed=speed,
+            rate=rate2,
+            slope=slope,
+            ahead=ahead_rate,
+            ahead_time=jnp.where(ahead, t_next, path.envelope.horizon - t_next),
+            last_rate=rate,
+            last_time=t_next,
+            envelope=path.envelope,
+        )
+        envelope = jax.tree.map(
+            lambda new, old: jnp.where(rejected, new, old),
+            scheme.reject(tuning, known),
+            scheme.open(tuning, known),
+        )
+        arrivals = line_arrival(envelope.value, envelope.slope, e_arrival)
+        index = jnp.argmin(arrivals)
+        arrival = arrivals[index]
+        limit = jnp.minimum(envelope.horizon, t_refresh)
+        proposes = arrival < limit
+        next_time = jnp.where(proposes, arrival, limit)
+        at_end = KNOWN_END if scheme.ends_ahead else END
+        next_kind = jnp.where(proposes, PROPOSAL, at_end)
+        if scheme.look_ahead:
+            # An envelope is only had from a look-ahead or from what is left of one.
+            look = jnp.where(
+                ahead & ~finite & ~reverse,
+                0.25 * t_next,
+                scheme.look(tuning, speed, t_refresh),
+            )
+            opens = (ahead & finite) | rejected
+            next_kind = jnp.where(opens, next_kind, AHEAD)
+            next_time = jnp.where(opens, next_time, look)
+        else:
+            next_kind = jnp.where(finite, next_kind, START)
+            next_time = jnp.where(finite, next_time, 0)
+
+        violated = proposal & (true > bound)
+        bins = jnp.minimum((10 * ratio).astype(int), RATIO_BINS - 1)
+        in_bin = proposal & (jnp.arange(RATIO_BINS) == bins)
+        s = path.stats
+        stats = Stats(
+            num_grad=s.num_grad + (2 if scheme.uses_slope else 1),
+            num_bounces=s.num_bounces + accepted,
+            num_refreshments=s.num_refreshments + (refreshed | refreshed_here),
+            num_proposals=s.num_proposals + proposal,
+            num_violations=s.num_violations + violated,
+            num_horizons=s.num_horizons
+            + ((known_end & ~refreshed) | (end & ~refreshed_here)),
+            num_nonfinite=s.num_nonfinite + ~finite,
+            sum_ratio=s.sum_ratio + jnp.where(proposal, jnp.minimum(ratio, 1), 0),
+            sum_excess=s.sum_excess + jnp.where(violated, ratio - 1, 0),
+            ratio_histogram=s.ratio_histogram + in_bin,
+        )
+        event = jnp.where(refreshed | refreshed_here, REFRESH, NO_EVENT)
+        event = jnp.where(accepted, BOUNCE, jnp.where(reverse, REVERSAL, event))
+        return Path(
+            rng_key=rng_key,
+            z=z2,
+            v=v2,
+            rate=rate2,
+            envelope=envelope,
+            ahead_rate=ahead_rate,
+            ahead_grad=ahead_grad,
+            kind=next_kind,
+            t_next=next_time,
+            index=index,
+            t_refresh=t_refresh,
+            t_output=t_output,
+            event=event,
+            stats=stats,
+        )
+
+    return tick

@@ -1,0 +1,53 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Affine coordinates :math:`x = c + A z` in which every sampler runs."""
+
+from typing import NamedTuple
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+
+class Scale(NamedTuple):
+    r"""Whitening map :math:`x = c + A z`.
+
+    ``A`` is a scalar, a diagonal (vector) or a lower triangular matrix; the number
+    of dimensions of ``factor`` says which. Preconditioning exists only here: BPS
+    with a diagonal ``A`` is the paper's :math:`\sigma`\ BPS, Boomerang in ``z`` has
+    the reference measure :math:`N(c, A A^T)` in ``x``.
+    """
+
+    center: Array  # (d,)
+    factor: Array  # (), (d,) or (d, d)
+
+    def position(self, z: Array) -> Array:
+        """From whitened coordinates to the sampled variable."""
+        return self.center + self.direction(z)
+
+    def direction(self, v: Array) -> Array:
+        r"""Velocity :math:`\dot x = A v` of the sampled variable."""
+        return self.factor @ v if self.factor.ndim == 2 else self.factor * v
+
+    def gradient(self, g: Array) -> Array:
+        r"""Chain rule :math:`\nabla_z = A^T \nabla_x`."""
+        return g @ self.factor if self.factor.ndim == 2 else self.factor * g
+
+    def whiten(self, x: Array) -> Array:
+        """From the sampled variable to whitened coordinates."""
+        y = x - self.center
+        if self.factor.ndim == 2:
+            return jax.scipy.linalg.solve_triangular(self.factor, y, lower=True)
+        return y / self.factor
+
+    def covariance(self) -> Array:
+        r""":math:`A A^T`, as a vector of variances when ``A`` is diagonal."""
+        if self.factor.ndim == 2:
+            return self.factor @ self.factor.T
+        return jnp.square(self.factor) * jnp.ones_like(self.center)
+
+
+def identity_scale(position: Array) -> Scale:
+    """The map that changes nothing, of the size and dtype of ``position``."""
+    return Scale(jnp.zeros_like(position), jnp.ones((), position.dtype))

@@ -1,0 +1,4 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+__version__ = "0.1.0"
