@@ -1,0 +1,75 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The processes on their own: paths of a potential function, without NumPyro."""
+
+from numpyro_pdmp.process.events import (
+    Envelope,
+    EventTime,
+    ExactBound,
+    Interpolation,
+    Known,
+    PublishedInterpolation,
+    Tangent,
+    Tuning,
+    event_time_scheme,
+)
+from numpyro_pdmp.process.hazard import line_arrival
+from numpyro_pdmp.process.loop import (
+    AHEAD,
+    BOUNCE,
+    END,
+    KNOWN_END,
+    NO_EVENT,
+    PROPOSAL,
+    REFRESH,
+    REVERSAL,
+    START,
+    Path,
+    Stats,
+    make_tick,
+    start_path,
+)
+from numpyro_pdmp.process.samplers import (
+    BoomerangProcess,
+    BouncyParticle,
+    Sampler,
+    ZigZagProcess,
+)
+from numpyro_pdmp.process.scale import Scale, identity_scale
+from numpyro_pdmp.process.simulate import simulate
+from numpyro_pdmp.process.skeleton import Skeleton
+
+__all__ = [
+    "AHEAD",
+    "BOUNCE",
+    "END",
+    "KNOWN_END",
+    "NO_EVENT",
+    "PROPOSAL",
+    "REFRESH",
+    "REVERSAL",
+    "START",
+    "BoomerangProcess",
+    "BouncyParticle",
+    "Envelope",
+    "EventTime",
+    "ExactBound",
+    "Interpolation",
+    "Known",
+    "Path",
+    "PublishedInterpolation",
+    "Sampler",
+    "Scale",
+    "Skeleton",
+    "Stats",
+    "Tangent",
+    "Tuning",
+    "ZigZagProcess",
+    "event_time_scheme",
+    "identity_scale",
+    "line_arrival",
+    "make_tick",
+    "simulate",
+    "start_path",
+]

@@ -60,6 +60,11 @@ class EventTime:
     ends_ahead = False
     #: wants the time derivative of the rates (one Hessian-vector product a tick)
     uses_slope = False
+    #: warm-up may set the window, to this many mean times between events
+    tunes_window = False
+    window_per_event = 1.0
+    #: warm-up may set the offset
+    tunes_offset = False
     #: reject proposals whose ratio of rate to envelope exceeds this
     max_ratio = float("inf")
 
@@ -115,13 +120,22 @@ class Interpolation(EventTime):
     offset: float | None = None
     look_ahead = True
     ends_ahead = True
+    window_per_event = 1.5
 
     @property
     def max_ratio(self):  # type: ignore[override]
         return self.R
 
+    @property
+    def tunes_window(self):  # type: ignore[override]
+        return self.t_init is None
+
+    @property
+    def tunes_offset(self):  # type: ignore[override]
+        return self.offset is None
+
     def tuning(self, event_time, rate_size):
-        window = self.t_init or 1.5 * event_time
+        window = self.t_init or self.window_per_event * event_time
         offset = 0.1 * rate_size if self.offset is None else self.offset
         return Tuning(jnp.asarray(window), jnp.asarray(offset))
 
@@ -205,6 +219,14 @@ class Tangent(EventTime):
     offset: float | None = None
     uses_slope = True
 
+    @property
+    def tunes_window(self):  # type: ignore[override]
+        return self.window is None
+
+    @property
+    def tunes_offset(self):  # type: ignore[override]
+        return self.offset is None
+
     def tuning(self, event_time, rate_size):
         window = self.window or event_time
         offset = 0.1 * rate_size if self.offset is None else self.offset
@@ -251,3 +273,32 @@ class ExactBound(EventTime):
         # The bound of the segment's start goes on: no new evaluation of it.
         old = known.envelope
         return old._replace(value=old.value + old.slope * known.last_time)
+
+
+_SCHEMES: dict[str, type[EventTime]] = {
+    "interpolation": Interpolation,
+    "published": PublishedInterpolation,
+    "tangent": Tangent,
+}
+
+
+def event_time_scheme(event_time: str | EventTime) -> EventTime:
+    """The scheme of the given name, with its default settings.
+
+    :param event_time: ``"interpolation"``, ``"published"``, ``"tangent"``, or a
+        scheme, which is returned as it is.
+
+    **Example**
+
+    >>> event_time_scheme("tangent")
+    Tangent(alpha=1.0, window=None, offset=None)
+    """
+    if isinstance(event_time, EventTime):
+        return event_time
+    if isinstance(event_time, str) and event_time in _SCHEMES:
+        return _SCHEMES[event_time]()
+    names = ", ".join(f'"{name}"' for name in _SCHEMES)
+    raise ValueError(
+        f"event_time={event_time!r} is not an event-time scheme. Use one of {names}, "
+        "or a scheme with settings of its own, such as Tangent(window=0.5)."
+    )

@@ -119,6 +119,13 @@ def _normal(uniform: Array) -> Array:
     return 2**0.5 * lax.erf_inv(jnp.maximum(2 * uniform - 1, above))
 
 
+def restart_path(path: Path, z: Array) -> Path:
+    """Go on from ``z``, in new coordinates or for a new target: nothing is known."""
+    return path._replace(
+        z=z, kind=jnp.full_like(path.kind, START), t_next=jnp.zeros_like(path.t_next)
+    )
+
+
 def make_tick(
     grad_fn: GradFn,
     sampler: Sampler,

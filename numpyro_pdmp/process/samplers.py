@@ -96,6 +96,10 @@ class Sampler:
         """Mean time between events on a whitened Gaussian; scales first windows."""
         return 2.5 / dim**0.5
 
+    def longest_window(self, dim: int) -> float:
+        """Upper limit on an envelope's window."""
+        return 10 * self.event_time(dim)
+
     def rate_size(self, dim: int) -> float:
         """Typical size of a signed rate there; scales first offsets."""
         return dim**0.5
@@ -140,6 +144,10 @@ class BoomerangProcess(Sampler):
 
     def event_time(self, dim):
         return 0.75
+
+    def longest_window(self, dim):
+        # Rates turn with the circle: a line is a poor guess over more than a radian.
+        return 1.15
 
     def rate_size(self, dim):
         return 0.5 * dim**0.5

@@ -1,0 +1,119 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Boomerang sampler."""
+
+import math
+
+from numpyro_pdmp.kernel import PDMPKernel
+from numpyro_pdmp.process.samplers import BoomerangProcess
+
+
+class Boomerang(PDMPKernel):
+    r"""Boomerang sampler.
+
+    The position moves on ellipses around the centre :math:`c` of a Gaussian reference
+    :math:`N(c, A A^T)`, which that motion leaves invariant. Events correct for the
+    difference between the reference and the posterior: with :math:`x = c + A z` and
+    :math:`E(z) = U(x) - |z|^2/2` the velocity is reflected in :math:`\nabla E` at rate
+    :math:`\max(0, v\cdot\nabla E)`. The better the reference, the fewer events, and
+    the posterior is the target whatever the reference. Warm-up estimates it.
+
+    Event times come from approximate envelopes by default, so there is a small bias;
+    :func:`numpyro_pdmp.check` reports how often an envelope was exceeded, and
+    ``event_time`` trades bias for cost.
+
+    **References:**
+
+    1. *The Boomerang Sampler*, Joris Bierkens, Sebastiano Grazzi, Kengo Kamatani,
+       Gareth Roberts (2020)
+    2. *Piecewise Deterministic Markov Processes for Bayesian Neural Networks*,
+       Ethan Goan, Dimitri Perrin, Kerrie Mengersen, Clinton Fookes (2023)
+
+    :param model: Python callable containing NumPyro primitives. If model is provided,
+        ``potential_fn`` will be inferred using the model.
+    :param potential_fn: Python callable that calculates the potential energy given
+        unconstrained parameters; ``init_params`` of ``MCMC.run`` is then required.
+    :param float refresh_rate: refreshments of the velocity per unit of process time.
+    :param float refresh_mix: :math:`\rho` of the refreshment
+        :math:`\rho v + \sqrt{1-\rho^2}\,\xi`; 0 draws a new velocity.
+    :param str refresh_law: ``"regular"``, every ``1 / refresh_rate``, or
+        ``"exponential"`` times as in the literature. Both are exact.
+    :param str target: ``"posterior"``, or ``"reference_prior"`` for the paper's
+        reading: the target is the density of the model *times* the reference, which
+        stands in for the prior of a model without one. It needs
+        ``inverse_mass_matrix``, ``center`` and ``adapt_mass_matrix=False``.
+    :param event_time: how event times are found:
+        :class:`~numpyro_pdmp.Interpolation` (``"interpolation"``),
+        :class:`~numpyro_pdmp.Tangent` (``"tangent"``),
+        :class:`~numpyro_pdmp.PublishedInterpolation` (``"published"``), or
+        :class:`~numpyro_pdmp.ExactBound` with a bound of your own.
+    :param float draw_time: process time between draws.
+    :param str record: ``"time"``: a draw is the position after each ``draw_time``, so
+        averages over draws are time averages, which is what converges to the
+        posterior. ``"events"``: a draw is the position at each event, as in the
+        paper; in general these are *not* distributed as the posterior.
+    :param inverse_mass_matrix: estimate of the posterior covariance to begin with: a
+        vector of variances, a matrix, or a dict by tuples of sites as in NumPyro's HMC.
+        Default: found by a Newton descent at the start of warm-up.
+    :param center: centre of the coordinates (and of the reference) to begin with.
+    :param bool adapt_mass_matrix: whether warm-up estimates centre and scale.
+    :param dense_mass: True for a dense matrix, False for a diagonal one, or a list of
+        tuples of site names for dense blocks. Default: dense up to 256 dimensions.
+    :param callable init_strategy: a per-site initialization function.
+    :param bool forward_mode_differentiation: whether to use forward-mode
+        differentiation, for models that need it.
+    :param bool potential_energy: whether to evaluate the potential energy of every
+        draw (one evaluation without gradient).
+    :param int max_grad: bound on the gradient evaluations of a draw. A draw that
+        reaches it is cut off and flagged as ``diverging``.
+
+    **Example**
+
+    >>> from jax import random
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro.infer import MCMC
+    >>> from numpyro_pdmp import Boomerang
+    >>> def model():
+    ...     numpyro.sample("x", dist.Normal(3.0, 2.0))
+    >>> mcmc = MCMC(Boomerang(model), num_warmup=200, num_samples=500,
+    ...             progress_bar=False)
+    >>> mcmc.run(random.key(0))
+    >>> bool(abs(mcmc.get_samples()["x"].mean() - 3) < 1)
+    True
+    """
+
+    def __init__(
+        self,
+        model=None,
+        potential_fn=None,
+        *,
+        refresh_rate=0.45,
+        refresh_mix=0.0,
+        refresh_law="regular",
+        target="posterior",
+        draw_time=math.pi / 2,
+        **kwargs,
+    ):
+        if not refresh_rate > 0:
+            raise ValueError(
+                f"`refresh_rate` must be positive, got {refresh_rate}: without "
+                "refreshment Boomerang stays on one ellipse."
+            )
+        if target not in ("posterior", "reference_prior"):
+            raise ValueError(
+                f"`target` must be 'posterior' or 'reference_prior', got {target!r}."
+            )
+        if target == "reference_prior":
+            given = [
+                kwargs.get(k) is not None for k in ("inverse_mass_matrix", "center")
+            ]
+            if not all(given) or kwargs.get("adapt_mass_matrix", True):
+                raise ValueError(
+                    "`target='reference_prior'` makes the reference a part of the "
+                    "target: give `inverse_mass_matrix` and `center`, and set "
+                    "`adapt_mass_matrix=False`."
+                )
+        residual = target == "posterior"
+        sampler = BoomerangProcess(refresh_rate, refresh_mix, refresh_law, residual)
+        super().__init__(sampler, model, potential_fn, draw_time=draw_time, **kwargs)

@@ -1,0 +1,484 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The NumPyro face of the samplers: one base class for all kernels."""
+
+from collections import namedtuple
+from collections.abc import Callable
+import copy
+import math
+from typing import Any, ClassVar
+
+import jax
+from jax import lax, random
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+
+from numpyro.infer import init_to_uniform
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import ParamInfo, initialize_model
+from numpyro.util import identity, is_prng_key, not_jax_tracer
+from numpyro_pdmp.metric import initial_scale, mass_mask
+from numpyro_pdmp.potential import model_functions
+from numpyro_pdmp.process.events import EventTime, event_time_scheme
+from numpyro_pdmp.process.loop import (
+    NO_EVENT,
+    make_tick,
+    reset_stats,
+    restart_path,
+    settled_time,
+    start_path,
+)
+from numpyro_pdmp.process.samplers import Sampler
+from numpyro_pdmp.process.scale import Scale
+from numpyro_pdmp.warmup import (
+    DENSE_LIMIT,
+    AdaptState,
+    find_start,
+    renew_scale,
+    tune_envelope,
+    update_moments,
+    window_ends,
+    zero_moments,
+)
+
+#: bound on the gradients of one draw while the scale may still be wrong
+WARMUP_MAX_GRAD = 100
+
+PDMPState = namedtuple(
+    "PDMPState",
+    [
+        "i",
+        "z",
+        "potential_energy",
+        "num_grad",
+        "num_bounces",
+        "num_refreshments",
+        "num_proposals",
+        "num_violations",
+        "accept_prob",
+        "excess",
+        "diverging",
+        "adapt_state",
+        "path",
+        "totals",
+        "rng_key",
+    ],
+)
+"""
+State of a PDMP kernel. All counts are of one draw.
+
+ - **i** - number of draws so far, warm-up included.
+ - **z** - the draw: unconstrained values of the latent sites.
+ - **potential_energy** - potential energy of the draw (NaN when not asked for).
+ - **num_grad** - gradient evaluations.
+ - **num_bounces** - events of the process that are not refreshments.
+ - **num_refreshments** - refreshments of the velocity.
+ - **num_proposals** - proposed event times.
+ - **num_violations** - proposals at which the rate exceeded its envelope.
+ - **accept_prob** - mean acceptance probability of the proposals (1 without any).
+ - **excess** - mean of rate over envelope minus one, over the violations.
+ - **diverging** - a rate was not finite, or the draw was cut off at ``max_grad``.
+ - **adapt_state** - scale, envelope and what warm-up needs to tune them.
+ - **path** - state of the simulated path, see :class:`~numpyro_pdmp.process.Path`.
+ - **totals** - the path's statistics, summed since the end of warm-up.
+ - **rng_key** - random number generator key.
+"""
+
+
+class PDMPKernel(MCMCKernel):
+    """Base of the kernels; a subclass says which process it simulates.
+
+    See :class:`~numpyro_pdmp.Boomerang` for the arguments. Options are all a kernel
+    holds: nothing is bound to data or changed by a run, so one object serves any
+    number of runs, data sets and chain methods.
+    """
+
+    #: never None, so that resuming from a state does not initialise again
+    _sample_fn: ClassVar[bool] = True
+    sample_field: ClassVar[str] = "z"  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        model: Callable | None = None,
+        potential_fn: Callable | None = None,
+        *,
+        event_time: str | EventTime = "interpolation",
+        draw_time: float = 1.0,
+        record: str = "time",
+        inverse_mass_matrix: Any = None,
+        center: Any = None,
+        adapt_mass_matrix: bool = True,
+        dense_mass: bool | list | None = None,
+        init_strategy: Callable = init_to_uniform,
+        forward_mode_differentiation: bool = False,
+        potential_energy: bool = True,
+        max_grad: int = 1000,
+    ):
+        if not (model is None) ^ (potential_fn is None):
+            raise ValueError("Only one of `model` or `potential_fn` must be specified.")
+        for name, fn in (("model", model), ("potential_fn", potential_fn)):
+            if fn is not None and not callable(fn):
+                raise TypeError(f"`{name}` must be callable, got {fn!r}.")
+        _require_positive("draw_time", draw_time)
+        if not 0 <= sampler.refresh_rate < math.inf:
+            raise ValueError(
+                f"`refresh_rate` must be finite and not negative, got "
+                f"{sampler.refresh_rate}; it is the rate of refreshments per unit of "
+                "process time."
+            )
+        if not 0 <= sampler.refresh_mix < 1:
+            raise ValueError(
+                f"`refresh_mix` must be in [0, 1), got {sampler.refresh_mix}; 0 is "
+                "full refreshment."
+            )
+        if sampler.refresh_law not in ("exponential", "regular"):
+            raise ValueError(
+                f"`refresh_law` must be 'exponential' or 'regular', got "
+                f"{sampler.refresh_law!r}."
+            )
+        if record not in ("time", "events"):
+            raise ValueError(f"`record` must be 'time' or 'events', got {record!r}.")
+        if not (isinstance(max_grad, int) and max_grad > 0):
+            raise ValueError(f"`max_grad` must be a positive integer, got {max_grad}.")
+        self._sampler = sampler
+        self._model = model
+        self._potential_fn = potential_fn
+        self._scheme = event_time_scheme(event_time)
+        self._draw_time = float(draw_time)
+        self._record = record
+        self._inverse_mass_matrix = inverse_mass_matrix
+        self._center = center
+        self._adapt_mass_matrix = adapt_mass_matrix
+        self._dense_mass = dense_mass
+        self._init_strategy = init_strategy
+        self._forward_mode_differentiation = forward_mode_differentiation
+        self._potential_energy = potential_energy
+        self._max_grad = max_grad
+
+    @property
+    def model(self):
+        return self._model
+
+    @property
+    def default_fields(self):
+        return ("z", "diverging")
+
+    def get_diagnostics_str(self, state):
+        totals, draws = state.totals, jnp.maximum(state.i, 1)
+        after = state.i - state.adapt_state.num_warmup
+        draws = jnp.where(after > 0, after, draws)
+        violations = totals.num_violations / jnp.maximum(totals.num_proposals, 1)
+        return (
+            f"{totals.num_grad / draws:.1f} gradients a draw, "
+            f"{100 * violations:.1f}% violations"
+        )
+
+    def __repr__(self):
+        target = self._model if self._model is not None else self._potential_fn
+        name = getattr(target, "__name__", repr(target))
+        return f"{type(self).__name__}({name}, event_time={self._scheme})"
+
+    # The target
+
+    def _functions(self, model_args, model_kwargs):
+        if self._model is None:
+            return self._potential_fn, identity
+        return model_functions(self._model, model_args, model_kwargs)
+
+    def postprocess_fn(self, model_args, model_kwargs):
+        return self._functions(model_args, model_kwargs)[1]
+
+    def _flat_potential(self, z, model_args, model_kwargs):
+        """Potential of a flat vector, and the function that restores sites."""
+        potential_fn, _ = self._functions(model_args, model_kwargs)
+        unravel = ravel_pytree(z)[1]
+        return lambda x: potential_fn(unravel(x)), unravel
+
+    # Start
+
+    def init(
+        self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
+    ):
+        kwargs = {} if model_kwargs is None else model_kwargs
+        single = is_prng_key(rng_key)
+        split = random.split if single else jax.vmap(random.split)
+        keys = split(rng_key)
+        rng_key, init_key = (keys[0], keys[1]) if single else (keys[:, 0], keys[:, 1])
+        z = self._init_params(init_key, init_params, model_args, kwargs)
+        one = z if single else jax.tree.map(lambda x: x[0], z)
+        potential_fn, _ = self._flat_potential(one, model_args, kwargs)
+        flat = (
+            ravel_pytree(one)[0]
+            if single
+            else jax.vmap(lambda z: ravel_pytree(z)[0])(z)
+        )
+        _check_start(potential_fn, flat if single else flat.reshape(-1, flat.shape[-1]))
+
+        def init_one(rng_key, z):
+            return self._init_state(rng_key, z, num_warmup, potential_fn)
+
+        return (init_one if single else jax.vmap(init_one))(rng_key, z)
+
+    def _init_params(self, rng_key, init_params, args, kwargs):
+        if isinstance(init_params, ParamInfo):
+            init_params = init_params.z
+        if self._model is None:
+            if init_params is None:
+                raise ValueError(
+                    "Valid value of `init_params` must be provided with `potential_fn`."
+                )
+            return init_params
+        if init_params is None:
+            model_functions(self._model, args, kwargs)  # clear errors first
+            info = initialize_model(
+                rng_key,
+                self._model,
+                init_strategy=self._init_strategy,
+                dynamic_args=True,
+                model_args=args,
+                model_kwargs=kwargs,
+            )
+            return info.param_info.z
+        return init_params
+
+    def _init_state(self, rng_key, z, num_warmup, potential_fn):
+        sampler, scheme = self._sampler, self._scheme
+        x = ravel_pytree(z)[0]
+        x = x.astype(jnp.result_type(x.dtype, float))
+        dim, dtype = x.size, x.dtype
+        rng_key, key_v, key_t = random.split(rng_key, 3)
+        scale = initial_scale(
+            z, self._inverse_mass_matrix, self._center, self._dense(dim)
+        )
+        tuning = scheme.tuning(sampler.event_time(dim), sampler.rate_size(dim))
+        adapt_state = AdaptState(
+            scale=scale,
+            tuning=jax.tree.map(lambda a: a.astype(dtype), tuning),
+            bounce_rate=jnp.asarray(1 / sampler.event_time(dim), dtype),
+            moments=zero_moments(scale.factor, dim),
+            window_ends=window_ends(num_warmup),
+            num_warmup=jnp.asarray(num_warmup),
+        )
+        path = start_path(
+            rng_key,
+            scale.whiten(x),
+            sampler.velocity(random.normal(key_v, (dim,), dtype)),
+            sampler,
+            sampler.refresh_time(
+                random.uniform(key_t, (), dtype), sampler.refresh_rate
+            ),
+            self._draw_time,
+        )
+        zero, count = jnp.zeros((), dtype), jnp.zeros((), int)
+        energy = potential_fn(x) if self._potential_energy else jnp.nan
+        return PDMPState(
+            i=count,
+            z=z,
+            potential_energy=jnp.asarray(energy, dtype),
+            num_grad=count,
+            num_bounces=count,
+            num_refreshments=count,
+            num_proposals=count,
+            num_violations=count,
+            accept_prob=zero + 1,
+            excess=zero,
+            diverging=jnp.zeros((), bool),
+            adapt_state=adapt_state,
+            path=path,
+            totals=path.stats,
+            rng_key=rng_key,
+        )
+
+    def _dense(self, dim):
+        """``dense_mass`` with its default filled in: True, False or blocks."""
+        return dim <= DENSE_LIMIT if self._dense_mass is None else self._dense_mass
+
+    # A draw
+
+    def sample(self, state, model_args, model_kwargs):
+        """Continue the path by ``draw_time`` (or to the next event) and read it off.
+
+        :param PDMPState state: the current state, of one chain or of a batch.
+        :param model_args: arguments provided to the model.
+        :param model_kwargs: keyword arguments provided to the model.
+        :return: the next state.
+        """
+        single = is_prng_key(state.rng_key)
+        one = state.z if single else jax.tree.map(lambda x: x[0], state.z)
+        potential_fn, unravel = self._flat_potential(one, model_args, model_kwargs)
+        vmap = identity if single else jax.vmap
+        # All chains are at the same draw: warm-up work is skipped for all at once.
+        i = jnp.ravel(state.i)[0]
+        adapt_state = state.adapt_state
+        num_warmup = jnp.ravel(adapt_state.num_warmup)[0]
+        ends = adapt_state.window_ends if single else adapt_state.window_ends[0]
+
+        state = state._replace(path=state.path._replace(rng_key=state.rng_key))
+        if self._descends(one):
+            start = vmap(lambda s: self._start(s, potential_fn))
+            state = lax.cond((i == 0) & (num_warmup > 0), start, identity, state)
+        state, elapsed = vmap(lambda s: self._advance(s, potential_fn, unravel))(state)
+        state = lax.cond(
+            i < num_warmup, vmap(self._tune), lambda s, _: s, state, elapsed
+        )
+        if self._adapt_mass_matrix:
+            renew = vmap(lambda s: self._renew(s, ends[0] == i + 1))
+            state = lax.cond(jnp.any(ends == i + 1), renew, identity, state)
+        return state._replace(i=state.i + 1, rng_key=state.path.rng_key)
+
+    def _advance(self, state, potential_fn, unravel):
+        """Run the loop until the next draw is settled; also the time that took."""
+        sampler, adapt_state = self._sampler, state.adapt_state
+        scale = adapt_state.scale
+        grad = jax.jacfwd if self._forward_mode_differentiation else jax.grad
+        tick = make_tick(
+            grad(potential_fn), sampler, self._scheme, scale, adapt_state.tuning
+        )
+        warmup = state.i < adapt_state.num_warmup
+        max_grad = jnp.where(
+            warmup, min(WARMUP_MAX_GRAD, self._max_grad), self._max_grad
+        )
+        path = reset_stats(state.path)._replace(event=jnp.full_like(state.i, NO_EVENT))
+        t_start = path.t_output
+
+        def waits(p):
+            if self._record == "events":
+                return p.event == NO_EVENT
+            return p.t_output > settled_time(p)
+
+        path = lax.while_loop(
+            lambda p: waits(p) & (p.stats.num_grad < max_grad), tick, path
+        )
+        cut_off = waits(path)
+        elapsed = t_start - path.t_output
+        time = jnp.zeros_like(path.t_output)
+        if self._record == "time":
+            time = jnp.minimum(path.t_output, settled_time(path))
+        x = scale.position(sampler.flow(path.z, path.v, time)[0])
+        stats = path.stats
+        path = path._replace(t_output=time + self._draw_time)
+        energy = potential_fn(x) if self._potential_energy else jnp.nan
+        first = state.i == adapt_state.num_warmup
+        totals = jax.tree.map(
+            lambda old, new: jnp.where(first, new, old + new), state.totals, stats
+        )
+        proposals = jnp.maximum(stats.num_proposals, 1)
+        state = state._replace(
+            z=unravel(x),
+            potential_energy=jnp.asarray(energy, x.dtype),
+            num_grad=stats.num_grad,
+            num_bounces=stats.num_bounces,
+            num_refreshments=stats.num_refreshments,
+            num_proposals=stats.num_proposals,
+            num_violations=stats.num_violations,
+            accept_prob=jnp.where(
+                stats.num_proposals > 0, stats.sum_ratio / proposals, 1
+            ),
+            excess=stats.sum_excess / jnp.maximum(stats.num_violations, 1),
+            diverging=(stats.num_nonfinite > 0) | cut_off,
+            path=path,
+            totals=totals,
+        )
+        return state, elapsed
+
+    # Warm-up
+
+    def _descends(self, z):
+        """Whether warm-up begins with a descent: it needs a Hessian."""
+        dim = ravel_pytree(z)[0].size
+        given = self._inverse_mass_matrix is not None or self._center is not None
+        return self._adapt_mass_matrix and not given and dim <= DENSE_LIMIT
+
+    def _start(self, state, potential_fn):
+        path, adapt_state = state.path, state.adapt_state
+        rng_key, key_start = random.split(path.rng_key)
+        factor = adapt_state.scale.factor
+        x, center, factor = find_start(
+            potential_fn,
+            key_start,
+            ravel_pytree(state.z)[0].astype(path.z.dtype),
+            factor,
+            mass_mask(state.z, self._dense(path.z.size)),
+            (state.i == 0) & (adapt_state.num_warmup > 0),
+        )
+        scale = Scale(center, factor)
+        path = restart_path(path._replace(rng_key=rng_key), scale.whiten(x))
+        return state._replace(path=path, adapt_state=adapt_state._replace(scale=scale))
+
+    def _tune(self, state, elapsed):
+        adapt_state, path = state.adapt_state, state.path
+        tuning, bounce_rate = tune_envelope(
+            self._sampler,
+            self._scheme,
+            adapt_state.tuning,
+            adapt_state.bounce_rate,
+            path.stats,
+            elapsed,
+            path.z.size,
+        )
+        moments = adapt_state.moments
+        if self._adapt_mass_matrix:
+            x = ravel_pytree(state.z)[0].astype(path.z.dtype)
+            moments = update_moments(moments, adapt_state.scale.whiten(x))
+        return state._replace(
+            adapt_state=adapt_state._replace(
+                tuning=tuning, bounce_rate=bounce_rate, moments=moments
+            )
+        )
+
+    def _renew(self, state, forget):
+        """New coordinates at the end of a window, or only an end to the first."""
+        adapt_state, path = state.adapt_state, state.path
+        old = adapt_state.scale
+        mask = mass_mask(state.z, self._dense(path.z.size))
+        new = renew_scale(old, adapt_state.moments, mask)
+        new = jax.tree.map(lambda a, b: jnp.where(forget, a, b), old, new)
+        path = restart_path(path, new.whiten(old.position(path.z)))
+        adapt_state = adapt_state._replace(
+            scale=new, moments=zero_moments(old.factor, path.z.size)
+        )
+        return state._replace(adapt_state=adapt_state, path=path)
+
+    # As a block of a composite kernel
+
+    def refresh(self, state, model_args, model_kwargs):
+        """Forget what is known of the rates: the conditioning has changed."""
+        potential_fn, _ = self._flat_potential(state.z, model_args, model_kwargs)
+        x = ravel_pytree(state.z)[0].astype(state.path.z.dtype)
+        path = restart_path(state.path, state.adapt_state.scale.whiten(x))
+        path = path._replace(t_output=jnp.full_like(path.t_output, self._draw_time))
+        energy = potential_fn(x) if self._potential_energy else jnp.nan
+        return state._replace(path=path, potential_energy=jnp.asarray(energy, x.dtype))
+
+    def wrap_model(self, wrapper):
+        """A copy of this kernel whose model is ``wrapper(self.model)``."""
+        if self._model is None:
+            raise ValueError(
+                "`wrap_model` is not supported for kernels built from a potential "
+                "function."
+            )
+        kernel = copy.copy(self)
+        kernel._model = wrapper(self._model)
+        return kernel
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+
+
+def _check_start(potential_fn, x):
+    """Raise when the potential or its gradient is not finite at a known start."""
+    if not not_jax_tracer(x):
+        return
+    for start in jnp.atleast_2d(x):
+        energy, grad = jax.value_and_grad(potential_fn)(start)
+        if not not_jax_tracer(energy):
+            return
+        if not (jnp.isfinite(energy) & jnp.all(jnp.isfinite(grad))):
+            raise ValueError(
+                f"`init_params`: the potential energy ({energy}) or its gradient is "
+                "not finite at the start; give another start, or check the model."
+            )

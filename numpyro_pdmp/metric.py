@@ -1,0 +1,97 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""From NumPyro's mass matrix arguments to a :class:`~numpyro_pdmp.process.Scale`."""
+
+from typing import Any
+
+import numpy as np
+
+from jax import Array
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+
+from numpyro_pdmp.process.scale import Scale
+
+
+def _site_indices(z: Any, sites: tuple) -> np.ndarray:
+    """Positions of the given sites in the flat vector, in the order given."""
+    if not isinstance(z, dict):
+        raise ValueError(
+            f"Blocks of sites {sites} need a model or a dict of `init_params`."
+        )
+    unknown = sorted(set(sites) - set(z))
+    if unknown:
+        raise ValueError(f"Unknown sites {unknown}; the sites are {sorted(z)}.")
+    stops = np.cumsum([jnp.size(z[name]) for name in sorted(z)])
+    ranges = dict(
+        zip(sorted(z), np.split(np.arange(stops[-1]), stops[:-1]), strict=True)
+    )
+    return np.concatenate([ranges[name] for name in sites])
+
+
+def mass_mask(z: Any, dense_mass: bool | list) -> Array | None:
+    """Which entries of the metric may be non-zero; None for no restriction."""
+    if isinstance(dense_mass, bool):
+        return None
+    mask = np.eye(ravel_pytree(z)[0].size, dtype=bool)
+    for block in dense_mass:
+        index = _site_indices(z, tuple(block))
+        mask[np.ix_(index, index)] = True
+    return jnp.asarray(mask)
+
+
+def initial_scale(
+    z: Any, inverse_mass_matrix: Any, center: Any, dense_mass: bool | list
+) -> Scale:
+    """Centre and factor to start with.
+
+    :param z: unconstrained sites.
+    :param inverse_mass_matrix: None, an array of shape ``(d,)`` or ``(d, d)``, or a
+        dict from tuples of site names to such arrays, as in NumPyro's HMC; an
+        estimate of the posterior covariance.
+    :param center: None, a flat array, or sites as ``z``.
+    :param dense_mass: False for a diagonal, True or a list of blocks for a matrix.
+    """
+    x = ravel_pytree(z)[0]
+    x = x.astype(jnp.result_type(x.dtype, float))
+    dim = x.size
+    if center is None:
+        center = jnp.zeros_like(x)
+    else:
+        shape = f"a flat array of shape ({dim},), or the sites as a dict"
+        center = ravel_pytree(center)[0].astype(x.dtype)
+        if center.shape != (dim,):
+            raise ValueError(f"`center` has {center.size} entries; give {shape}.")
+    if inverse_mass_matrix is None:
+        factor = jnp.eye(dim, dtype=x.dtype) if dense_mass else jnp.ones_like(x)
+        return Scale(center, factor)
+    if isinstance(inverse_mass_matrix, dict):
+        matrix = np.eye(dim)
+        for sites, block in inverse_mass_matrix.items():
+            index = _site_indices(z, sites)
+            block = np.asarray(block)
+            matrix[np.ix_(index, index)] = np.diag(block) if block.ndim == 1 else block
+        inverse_mass_matrix = matrix if dense_mass else np.diagonal(matrix)
+    # In NumPy, so that it can be checked even while a run is being traced.
+    given = np.asarray(inverse_mass_matrix)
+    if given.shape not in ((dim,), (dim, dim)):
+        raise ValueError(
+            f"`inverse_mass_matrix` has shape {given.shape}; the model has {dim} "
+            f"unconstrained dimensions, so give ({dim},) or ({dim}, {dim})."
+        )
+    if dense_mass is False and given.ndim == 2:
+        raise ValueError(
+            "`inverse_mass_matrix` is a matrix but `dense_mass=False`; give its "
+            "diagonal or set `dense_mass=True`."
+        )
+    if given.ndim == 1 and dense_mass:
+        given = np.diag(given)
+    positive = given if given.ndim == 1 else np.linalg.eigvalsh(given)
+    if not np.all(positive > 0):
+        raise ValueError(
+            "`inverse_mass_matrix` must be positive definite; it is an estimate of "
+            f"the posterior covariance. Its smallest value is {positive.min()}."
+        )
+    factor = np.sqrt(given) if given.ndim == 1 else np.linalg.cholesky(given)
+    return Scale(center, jnp.asarray(factor, x.dtype))
