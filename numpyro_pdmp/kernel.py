@@ -19,7 +19,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import ParamInfo, initialize_model
 from numpyro.util import identity, is_prng_key, not_jax_tracer
 from numpyro_pdmp.metric import initial_scale, mass_mask
-from numpyro_pdmp.potential import model_functions
+from numpyro_pdmp.potential import ModelFunctions, model_functions
 from numpyro_pdmp.process.events import EventTime, event_time_scheme
 from numpyro_pdmp.process.loop import (
     NO_EVENT,
@@ -183,16 +183,17 @@ class PDMPKernel(MCMCKernel):
     # The target
 
     def _functions(self, model_args, model_kwargs):
-        if self._model is None:
-            return self._potential_fn, identity
+        if self._potential_fn is not None:
+            return ModelFunctions(self._potential_fn, identity, [])
+        assert self._model is not None
         return model_functions(self._model, model_args, model_kwargs)
 
     def postprocess_fn(self, model_args, model_kwargs):
-        return self._functions(model_args, model_kwargs)[1]
+        return self._functions(model_args, model_kwargs).postprocess_fn
 
     def _flat_potential(self, z, model_args, model_kwargs):
         """Potential of a flat vector, and the function that restores sites."""
-        potential_fn, _ = self._functions(model_args, model_kwargs)
+        potential_fn = self._functions(model_args, model_kwargs).potential_fn
         unravel = ravel_pytree(z)[1]
         return lambda x: potential_fn(unravel(x)), unravel
 
@@ -203,35 +204,33 @@ class PDMPKernel(MCMCKernel):
     ):
         kwargs = {} if model_kwargs is None else model_kwargs
         single = is_prng_key(rng_key)
-        split = random.split if single else jax.vmap(random.split)
-        keys = split(rng_key)
+        vmap = identity if single else jax.vmap
+        keys = vmap(random.split)(rng_key)
         rng_key, init_key = (keys[0], keys[1]) if single else (keys[:, 0], keys[:, 1])
         z = self._init_params(init_key, init_params, model_args, kwargs)
+        z = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x, float)), z)
         one = z if single else jax.tree.map(lambda x: x[0], z)
         potential_fn, _ = self._flat_potential(one, model_args, kwargs)
-        flat = (
-            ravel_pytree(one)[0]
-            if single
-            else jax.vmap(lambda z: ravel_pytree(z)[0])(z)
-        )
-        _check_start(potential_fn, flat if single else flat.reshape(-1, flat.shape[-1]))
+        if init_params is not None:
+            for x in [z] if single else _unbatch(z):
+                _check_start(potential_fn, ravel_pytree(x)[0])
 
         def init_one(rng_key, z):
             return self._init_state(rng_key, z, num_warmup, potential_fn)
 
-        return (init_one if single else jax.vmap(init_one))(rng_key, z)
+        # Compiled as one: dispatching the many small operations takes longer.
+        return jax.jit(vmap(init_one))(rng_key, z)
 
     def _init_params(self, rng_key, init_params, args, kwargs):
-        if isinstance(init_params, ParamInfo):
-            init_params = init_params.z
         if self._model is None:
             if init_params is None:
                 raise ValueError(
                     "Valid value of `init_params` must be provided with `potential_fn`."
                 )
             return init_params
+        # Also when `init_params` is given: it checks the model, with clear errors.
+        sites = model_functions(self._model, args, kwargs).sites
         if init_params is None:
-            model_functions(self._model, args, kwargs)  # clear errors first
             info = initialize_model(
                 rng_key,
                 self._model,
@@ -241,12 +240,21 @@ class PDMPKernel(MCMCKernel):
                 model_kwargs=kwargs,
             )
             return info.param_info.z
+        if isinstance(init_params, ParamInfo):
+            init_params = init_params.z
+        if not isinstance(init_params, dict) or set(init_params) != set(sites):
+            given = (
+                sorted(init_params) if isinstance(init_params, dict) else init_params
+            )
+            raise ValueError(
+                f"`init_params` must be a dict of unconstrained values for the sites "
+                f"{sorted(sites)}, got {given}."
+            )
         return init_params
 
     def _init_state(self, rng_key, z, num_warmup, potential_fn):
         sampler, scheme = self._sampler, self._scheme
         x = ravel_pytree(z)[0]
-        x = x.astype(jnp.result_type(x.dtype, float))
         dim, dtype = x.size, x.dtype
         rng_key, key_v, key_t = random.split(rng_key, 3)
         scale = initial_scale(
@@ -395,15 +403,15 @@ class PDMPKernel(MCMCKernel):
         path, adapt_state = state.path, state.adapt_state
         rng_key, key_start = random.split(path.rng_key)
         factor = adapt_state.scale.factor
-        x, center, factor = find_start(
+        x, factor = find_start(
             potential_fn,
             key_start,
-            ravel_pytree(state.z)[0].astype(path.z.dtype),
+            ravel_pytree(state.z)[0],
             factor,
             mass_mask(state.z, self._dense(path.z.size)),
             (state.i == 0) & (adapt_state.num_warmup > 0),
         )
-        scale = Scale(center, factor)
+        scale = Scale(x, factor)
         path = restart_path(path._replace(rng_key=rng_key), scale.whiten(x))
         return state._replace(path=path, adapt_state=adapt_state._replace(scale=scale))
 
@@ -420,7 +428,7 @@ class PDMPKernel(MCMCKernel):
         )
         moments = adapt_state.moments
         if self._adapt_mass_matrix:
-            x = ravel_pytree(state.z)[0].astype(path.z.dtype)
+            x = ravel_pytree(state.z)[0]
             moments = update_moments(moments, adapt_state.scale.whiten(x))
         return state._replace(
             adapt_state=adapt_state._replace(
@@ -446,7 +454,7 @@ class PDMPKernel(MCMCKernel):
     def refresh(self, state, model_args, model_kwargs):
         """Forget what is known of the rates: the conditioning has changed."""
         potential_fn, _ = self._flat_potential(state.z, model_args, model_kwargs)
-        x = ravel_pytree(state.z)[0].astype(state.path.z.dtype)
+        x = ravel_pytree(state.z)[0]
         path = restart_path(state.path, state.adapt_state.scale.whiten(x))
         path = path._replace(t_output=jnp.full_like(path.t_output, self._draw_time))
         energy = potential_fn(x) if self._potential_energy else jnp.nan
@@ -469,16 +477,18 @@ def _require_positive(name: str, value: float) -> None:
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")
 
 
+def _unbatch(z):
+    size = jax.tree.leaves(z)[0].shape[0]
+    return [jax.tree.map(lambda x: x[i], z) for i in range(size)]  # noqa: B023
+
+
 def _check_start(potential_fn, x):
     """Raise when the potential or its gradient is not finite at a known start."""
-    if not not_jax_tracer(x):
+    energy, grad = jax.value_and_grad(potential_fn)(x)
+    if not not_jax_tracer(energy):
         return
-    for start in jnp.atleast_2d(x):
-        energy, grad = jax.value_and_grad(potential_fn)(start)
-        if not not_jax_tracer(energy):
-            return
-        if not (jnp.isfinite(energy) & jnp.all(jnp.isfinite(grad))):
-            raise ValueError(
-                f"`init_params`: the potential energy ({energy}) or its gradient is "
-                "not finite at the start; give another start, or check the model."
-            )
+    if not (jnp.isfinite(energy) & jnp.all(jnp.isfinite(grad))):
+        raise ValueError(
+            f"`init_params`: the potential energy ({energy}) or its gradient is not "
+            "finite at the start; give another start, or check the model."
+        )

@@ -54,7 +54,6 @@ def initial_scale(
     :param dense_mass: False for a diagonal, True or a list of blocks for a matrix.
     """
     x = ravel_pytree(z)[0]
-    x = x.astype(jnp.result_type(x.dtype, float))
     dim = x.size
     if center is None:
         center = jnp.zeros_like(x)
@@ -64,8 +63,8 @@ def initial_scale(
         if center.shape != (dim,):
             raise ValueError(f"`center` has {center.size} entries; give {shape}.")
     if inverse_mass_matrix is None:
-        factor = jnp.eye(dim, dtype=x.dtype) if dense_mass else jnp.ones_like(x)
-        return Scale(center, factor)
+        unit = jnp.eye(dim, dtype=x.dtype) if dense_mass else jnp.ones_like(x)
+        return Scale(center, unit)
     if isinstance(inverse_mass_matrix, dict):
         matrix = np.eye(dim)
         for sites, block in inverse_mass_matrix.items():

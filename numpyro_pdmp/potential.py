@@ -27,6 +27,7 @@ class ModelFunctions(NamedTuple):
 
     potential_fn: Callable  # unconstrained sites -> potential energy
     postprocess_fn: Callable  # unconstrained sites -> constrained and deterministic
+    sites: list[str]  # names of the continuous latent sites
 
 
 def latent_sites(trace: dict[str, Any]) -> list[str]:
@@ -76,13 +77,12 @@ def model_functions(
         prototype, model_args, kwargs
     )
     _validate(trace)
-    return ModelFunctions(
-        *get_potential_fn(
-            _prepare_model_for_potential(model, trace, enum=enum),
-            transforms,
-            replay_model=replay,
-            enum=enum,
-            model_args=model_args,
-            model_kwargs=kwargs,
-        )
+    potential_fn, postprocess_fn = get_potential_fn(
+        _prepare_model_for_potential(model, trace, enum=enum),
+        transforms,
+        replay_model=replay,
+        enum=enum,
+        model_args=model_args,
+        model_kwargs=kwargs,
     )
+    return ModelFunctions(potential_fn, postprocess_fn, latent_sites(trace))

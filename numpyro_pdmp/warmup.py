@@ -13,6 +13,7 @@ after       nothing                        everything is frozen
 =========== ============================== ====================================
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -29,12 +30,14 @@ from numpyro_pdmp.process.scale import Scale
 TARGET_VIOLATION = 0.03
 #: largest dimension with a dense metric, and with Hessians at the start, by default
 DENSE_LIMIT = 256
+#: a mode with less than exp(-10) of the mass of another is not worth a chain
+NEGLIGIBLE_MODE = 10.0
 
 
 class Moments(NamedTuple):
     """Welford sums of whitened positions at equally spaced process times."""
 
-    count: Array
+    num: Array  # of positions
     mean: Array  # (d,)
     m2: Array  # (d,) or (d, d)
 
@@ -67,7 +70,7 @@ def zero_moments(factor: Array, dim: int) -> Moments:
 
 def update_moments(moments: Moments, z: Array) -> Moments:
     """One more position."""
-    count = moments.count + 1
+    count = moments.num + 1
     delta = z - moments.mean
     mean = moments.mean + delta / count
     rest = z - mean
@@ -85,18 +88,18 @@ def renew_scale(scale: Scale, moments: Moments, mask: Array | None) -> Scale:
     error of :math:`S` on a Gaussian over :math:`\|S - I\|^2`; likewise the mean.
     """
     # Draws are correlated, and so count for less.
-    n, dim = jnp.maximum(moments.count / 3, 1), moments.mean.size
+    n, dim = jnp.maximum(moments.num / 3, 1), moments.mean.size
     noise = dim / n
     shift = jnp.sum(moments.mean**2)
     mean = moments.mean * jnp.maximum(0, 1 - noise / jnp.maximum(shift, noise))
     center = scale.position(mean)
-    cov = moments.m2 / moments.count
+    cov = moments.m2 / moments.num
     if moments.m2.ndim == 2:
         identity = jnp.eye(dim, dtype=cov.dtype)
         error = (jnp.sum(cov**2) + jnp.trace(cov) ** 2) / n
         rho = error / jnp.maximum(jnp.sum((cov - identity) ** 2), error)
         # A floor, since fewer draws than dimensions leave S singular.
-        rho = jnp.maximum(rho, 1 / (1 + moments.count))
+        rho = jnp.maximum(rho, 1 / (1 + moments.num))
         cov = (1 - rho) * cov + rho * identity
         factor = scale.factor @ jnp.linalg.cholesky(cov)
         if mask is not None:
@@ -106,7 +109,7 @@ def renew_scale(scale: Scale, moments: Moments, mask: Array | None) -> Scale:
         factor = scale.factor * jnp.sqrt(weight * cov + (1 - weight))
     new = Scale(center, factor)
     good = jnp.all(jnp.isfinite(factor)) & jnp.all(jnp.isfinite(center))
-    good &= moments.count > 1
+    good &= moments.num > 1
     return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, scale)
 
 
@@ -139,77 +142,94 @@ def tune_envelope(
     return Tuning(window, offset), bounce_rate
 
 
-def find_start(potential_fn, rng_key, x, factor, mask, active, max_steps=50):
-    r"""Descend to a mode and take the curvature there as the first metric.
+def find_mode(
+    potential_fn: Callable[[Array], Array], x: Array, active: Array, max_steps: int = 50
+) -> tuple[Array, Array, Array]:
+    r"""Descend to a mode by Newton steps; also the curvature there.
 
-    Damped Newton steps with the absolute eigenvalues of the Hessian, after scaling
-    it to unit diagonal, so that units do not matter. The chain then starts at a draw
-    from the Gaussian found, pulled towards the mode until its energy is plausible.
+    The Hessian is scaled to unit diagonal, so that units do not matter, and its
+    eigenvalues are replaced by their absolute values, so that every step goes down.
+    Each step tries several dampings and lengths at once and takes the best: short ones
+    for regions where the quadratic model is wrong, long ones for potentials that
+    grow like a high power.
 
     :param potential_fn: flat potential energy.
-    :param rng_key: for the draw.
     :param x: where to begin.
-    :param factor: decides whether the metric is dense or diagonal.
-    :param mask: sparsity of a block metric, or None.
-    :param active: boolean; nothing happens where it is false.
-    :param max_steps: bound on the number of Newton steps.
-    :return: start, centre, factor.
+    :param active: boolean; no step is made where it is false.
+    :param max_steps: bound on the number of steps.
+    :return: the mode, a square root of the inverse Hessian there (d, d), and the
+        logarithm of the mass of the mode's Gaussian (Laplace's approximation).
     """
     dim, dtype = x.size, x.dtype
-    grad_fn = jax.grad(potential_fn)
+    eps = jnp.finfo(dtype).eps * dim
+    damping = jnp.asarray([0, 0, 0, 0, 1e-3, 0.1, 10, 1e3], dtype)
+    length = jnp.asarray([1, 4, 16, 64, 1, 1, 1, 1], dtype)
 
-    def model(x):
-        grad, hvp = jax.linearize(grad_fn, x)
+    def body(carry):
+        x, _, _, step, _ = carry
+        grad, hvp = jax.linearize(jax.grad(potential_fn), x)
         hessian = jax.vmap(hvp)(jnp.eye(dim, dtype=dtype))
-        hessian = 0.5 * (hessian + hessian.T)
         finite = jnp.all(jnp.isfinite(hessian)) & jnp.all(jnp.isfinite(grad))
-        hessian = jnp.where(finite, hessian, jnp.eye(dim, dtype=dtype))
+        hessian = jnp.where(finite, 0.5 * (hessian + hessian.T), jnp.eye(dim))
         unit = jnp.abs(jnp.diagonal(hessian))
         unit = 1 / jnp.sqrt(jnp.where(unit > 0, unit, 1))
         values, vectors = jnp.linalg.eigh(hessian * unit[:, None] * unit)
-        return jnp.where(finite, grad, 0), unit, jnp.abs(values), vectors
+        values = jnp.maximum(jnp.abs(values), eps)
+        slope = vectors.T @ (unit * jnp.where(finite, grad, 0))
+        moves = length[:, None] * slope / (values + damping[:, None])
+        tries = jnp.concatenate([x[None], x - (moves @ vectors.T) * unit])
+        energies = jax.vmap(potential_fn)(tries)
+        best = jnp.nanargmin(jnp.where(jnp.isfinite(energies), energies, jnp.nan))
+        root = unit[:, None] * vectors / jnp.sqrt(values)
+        log_mass = jnp.sum(jnp.log(unit)) - 0.5 * jnp.sum(jnp.log(values)) - energies[0]
+        done = (best == 0) | ~finite | (0.5 * jnp.sum(slope**2 / values) < 0.01)
+        return jnp.where(done, x, tries[best]), root, log_mass, step + 1, done
 
-    def cond(carry):
-        return active & ~carry[-1] & (carry[-2] < max_steps)
+    start = (x, jnp.eye(dim, dtype=dtype), jnp.full((), -jnp.inf, dtype), 0, ~active)
+    mode, root, log_mass, *_ = lax.while_loop(
+        lambda carry: ~carry[-1] & (carry[-2] < max_steps), body, start
+    )
+    return mode, root, log_mass
 
-    def body(carry):
-        x, u, (grad, unit, values, vectors), damping, step, _ = carry
-        slope = vectors.T @ (unit * grad)
-        move = -unit * (vectors @ (slope / (values + damping)))
-        new_x = x + move
-        new_u = potential_fn(new_x)
-        better = new_u < u
-        x, u = jnp.where(better, new_x, x), jnp.where(better, new_u, u)
-        curvature = lax.cond(better, model, lambda _: (grad, unit, values, vectors), x)
-        damping = jnp.where(better, damping / 5, damping * 5)
-        damping = jnp.clip(damping, jnp.finfo(dtype).eps, 1e10)
-        grad, unit, values, vectors = curvature
-        slope = vectors.T @ (unit * grad)
-        decrement = 0.5 * jnp.sum(slope**2 / jnp.maximum(values, 1e-8))
-        done = (decrement < 0.01) | (damping > 1e9)
-        return x, u, curvature, damping, step + 1, done
 
-    zero = jnp.zeros((), dtype)
-    unknown = (jnp.zeros(dim, dtype), jnp.ones(dim, dtype), jnp.ones(dim, dtype))
-    unknown += (jnp.eye(dim, dtype=dtype),)
-    curvature = lax.cond(active, model, lambda _: unknown, x)
-    carry = (x, potential_fn(x), curvature, zero + 1e-3, 0, jnp.zeros((), bool))
-    mode, u, (_, unit, values, vectors), *_ = lax.while_loop(cond, body, carry)
+def find_start(
+    potential_fn: Callable[[Array], Array],
+    rng_key: Array,
+    x: Array,
+    factor: Array,
+    mask: Array | None,
+    active: Array,
+) -> tuple[Array, Array]:
+    """A mode to start from, and the curvature there as the first metric.
 
-    sqrt = unit[:, None] * vectors / jnp.sqrt(jnp.maximum(values, 1e-6))
-    covariance = sqrt @ sqrt.T
+    In low dimension other starts are tried beside the given one, as NumPyro's default
+    would draw them; one of them is taken only if its mode has so much more mass
+    that the given start's is negligible.
+
+    :param potential_fn: flat potential energy.
+    :param rng_key: for the other starts.
+    :param x: the given start.
+    :param factor: decides whether the metric is dense or diagonal.
+    :param mask: sparsity of a block metric, or None.
+    :param active: boolean; nothing happens where it is false.
+    :return: mode and factor.
+    """
+    dim = x.size
+    others = min(7, 128 // dim) if dim <= 32 else 0
+    starts = random.uniform(rng_key, (others, dim), x.dtype, -2, 2)
+    starts = jnp.concatenate([x[None], starts])
+    modes, roots, log_mass = jax.vmap(lambda x: find_mode(potential_fn, x, active))(
+        starts
+    )
+    log_mass = jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf)
+    best = jnp.argmax(log_mass)
+    best = jnp.where(log_mass[best] > log_mass[0] + NEGLIGIBLE_MODE, best, 0)
+    mode, root = modes[best], roots[best]
+    covariance = root @ root.T
     if factor.ndim == 2:
         covariance = covariance if mask is None else jnp.where(mask, covariance, 0)
-        new_factor = jnp.linalg.cholesky(covariance)
+        new = jnp.linalg.cholesky(covariance)
     else:
-        new_factor = jnp.sqrt(jnp.diagonal(covariance))
-    draw = sqrt @ random.normal(rng_key, (dim,), dtype)
-    pulls = mode + draw * (0.5 ** jnp.arange(12, dtype=dtype))[:, None]
-    plausible = jax.vmap(potential_fn)(pulls) - u < 0.5 * dim + 2 * dim**0.5 + 2
-    start = jnp.where(plausible.any(), pulls[jnp.argmax(plausible)], mode)
-    good = active & jnp.all(jnp.isfinite(new_factor)) & jnp.all(jnp.isfinite(start))
-
-    def pick(a, b):
-        return jnp.where(good, a, b)
-
-    return pick(start, x), pick(mode, jnp.zeros_like(x)), pick(new_factor, factor)
+        new = jnp.sqrt(jnp.diagonal(covariance))
+    good = active & jnp.all(jnp.isfinite(new))
+    return jnp.where(good, mode, x), jnp.where(good, new, factor)

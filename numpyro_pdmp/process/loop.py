@@ -25,6 +25,7 @@ from typing import NamedTuple
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from numpyro_pdmp.process.events import Envelope, EventTime, Known, Tuning
 from numpyro_pdmp.process.hazard import clamped_line, exponential, line_arrival
@@ -67,7 +68,7 @@ class Path(NamedTuple):
     ahead_grad: Array  # (d,) gradient there
     kind: Array  # () what waits at t_next
     t_next: Array  # ()
-    index: Array  # () which rate proposes
+    which: Array  # () index of the rate that proposes
     t_refresh: Array  # () next refreshment
     t_output: Array  # () next draw
     event: Array  # () what the last tick did to the velocity
@@ -89,13 +90,24 @@ def start_path(
     z: Array,
     v: Array,
     sampler: Sampler,
-    t_refresh: Array,
-    t_output: Array,
+    t_refresh: ArrayLike,
+    t_output: ArrayLike,
 ) -> Path:
     """A path at ``(z, v)`` about which nothing is known yet; no evaluation."""
     dtype, k = z.dtype, sampler.num_rates(z.size)
     zero, zeros, count = jnp.zeros((), dtype), jnp.zeros(k, dtype), jnp.zeros((), int)
-    stats = Stats(*[count] * 7, zero, zero, jnp.zeros(RATIO_BINS, int))
+    stats = Stats(
+        num_grad=count,
+        num_bounces=count,
+        num_refreshments=count,
+        num_proposals=count,
+        num_violations=count,
+        num_horizons=count,
+        num_nonfinite=count,
+        sum_ratio=zero,
+        sum_excess=zero,
+        ratio_histogram=jnp.zeros(RATIO_BINS, int),
+    )
     return Path(
         rng_key=rng_key,
         z=z,
@@ -106,7 +118,7 @@ def start_path(
         ahead_grad=jnp.zeros_like(z),
         kind=jnp.full((), START),
         t_next=zero,
-        index=count,
+        which=count,
         t_refresh=jnp.asarray(t_refresh, dtype),
         t_output=jnp.asarray(t_output, dtype),
         event=jnp.full((), NO_EVENT),
@@ -190,12 +202,12 @@ def make_tick(
         proposal = finite & (kind == PROPOSAL)
         end = finite & (kind == END)
         bound = clamped_line(path.envelope.value, path.envelope.slope, t_next)
-        bound, true = bound[path.index], jnp.maximum(rate1[path.index], 0)
+        bound, true = bound[path.which], jnp.maximum(rate1[path.which], 0)
         ratio = true / jnp.where(bound > 0, bound, 1)
         accepted = proposal & (u_accept * bound < true) & (ratio <= scheme.max_ratio)
         refreshed_here = end & (t_refresh <= t_next)
 
-        v2 = jnp.where(accepted, sampler.jump(z1, v1, grad, path.index, noise), v1)
+        v2 = jnp.where(accepted, sampler.jump(z1, v1, grad, path.which, noise), v1)
         v2 = jnp.where(refreshed_here, sampler.refresh(v2, noise), v2)
         rate2 = sampler.rates(z1, v2, grad)
 
@@ -261,23 +273,23 @@ def make_tick(
             next_time = jnp.where(finite, next_time, 0)
 
         violated = proposal & (true > bound)
+        at_horizon, refreshes = known_end | end, refreshed | refreshed_here
         bins = jnp.minimum((10 * ratio).astype(int), RATIO_BINS - 1)
         in_bin = proposal & (jnp.arange(RATIO_BINS) == bins)
         s = path.stats
         stats = Stats(
             num_grad=s.num_grad + (2 if scheme.uses_slope else 1),
             num_bounces=s.num_bounces + accepted,
-            num_refreshments=s.num_refreshments + (refreshed | refreshed_here),
+            num_refreshments=s.num_refreshments + refreshes,
             num_proposals=s.num_proposals + proposal,
             num_violations=s.num_violations + violated,
-            num_horizons=s.num_horizons
-            + ((known_end & ~refreshed) | (end & ~refreshed_here)),
+            num_horizons=s.num_horizons + (at_horizon & ~refreshes),
             num_nonfinite=s.num_nonfinite + ~finite,
             sum_ratio=s.sum_ratio + jnp.where(proposal, jnp.minimum(ratio, 1), 0),
             sum_excess=s.sum_excess + jnp.where(violated, ratio - 1, 0),
             ratio_histogram=s.ratio_histogram + in_bin,
         )
-        event = jnp.where(refreshed | refreshed_here, REFRESH, NO_EVENT)
+        event = jnp.where(refreshes, REFRESH, NO_EVENT)
         event = jnp.where(accepted, BOUNCE, jnp.where(reverse, REVERSAL, event))
         return Path(
             rng_key=rng_key,
@@ -289,7 +301,7 @@ def make_tick(
             ahead_grad=ahead_grad,
             kind=next_kind,
             t_next=next_time,
-            index=index,
+            which=index,
             t_refresh=t_refresh,
             t_output=t_output,
             event=event,

@@ -20,6 +20,8 @@ from numpyro_pdmp.process.skeleton import Skeleton
 
 PotentialFn = Callable[[Array], Array]
 
+BLOCK = 100  # ticks between two looks at whether the path is complete
+
 
 def simulate(
     potential_fn: PotentialFn,
@@ -126,20 +128,29 @@ def _run(potential_fn, sampler, scheme, num_events, max_ticks, rng_key, z, v, sc
         _, ticks, count, _, _ = state
         return (count < num_events) & (ticks < max_ticks)
 
-    def step(state):
+    def step(_, state):
         path, ticks, count, elapsed, entries = state
-        path = tick(path._replace(t_output=zero))
-        elapsed = elapsed - path.t_output
-        # Every tick writes the entry after the last event; an event completes it.
-        new = (elapsed, path.z, path.v, path.event)
+        new = tick(path._replace(t_output=zero))
+        elapsed = elapsed - new.t_output
+        # Every tick writes the entry after the last event; an event completes it. A
+        # finished path writes beyond the arrays, which does nothing, and stays.
+        going = unfinished(state)
+        place = jnp.where(going, count + 1, num_events + 1)
+        values = (elapsed, new.z, new.v, new.event)
         entries = tuple(
-            e.at[count + 1].set(a) for e, a in zip(entries, new, strict=True)
+            entry.at[place].set(value, mode="drop")
+            for entry, value in zip(entries, values, strict=True)
         )
-        event = path.event != NO_EVENT
-        return path, ticks + 1, count + event, jnp.where(event, 0, elapsed), entries
+        event = new.event != NO_EVENT
+        new_state = (new, ticks + 1, count + event, jnp.where(event, 0, elapsed))
+        state = jax.tree.map(partial(jnp.where, going), new_state, state[:-1])
+        return *state, entries
 
+    # In blocks: under vmap, a while_loop copies all of its state at each step.
     state = (path, jnp.zeros((), int), jnp.zeros((), int), zero, entries)
-    path, _, count, _, entries = lax.while_loop(unfinished, step, state)
+    path, _, count, _, entries = lax.while_loop(
+        unfinished, lambda state: lax.fori_loop(0, BLOCK, step, state), state
+    )
     elapsed, zs, vs, kinds = entries
     # A path that ran out of ticks ends at its anchor, which the other entries repeat.
     last = jnp.minimum(jnp.arange(num_events + 1), count + 1)

@@ -76,6 +76,7 @@ class Skeleton:
         length = jnp.pad(self.durations, (0, 1))
         return index, jnp.clip(time - times[index], 0, length[index])
 
+    @jax.jit
     def position_at(self, time: Array) -> Array:
         """Positions at the given times, shape ``time.shape + (d,)``.
 
@@ -87,6 +88,7 @@ class Skeleton:
             return linear_flow(x, v, t)[0]
         return self.center + elliptic_flow(x - self.center, v, t)[0]
 
+    @partial(jax.jit, static_argnames="num")
     def discretize(self, num: int) -> Array:
         r"""Positions at the times :math:`T/n, 2T/n, \dots, T` of a path of length
         :math:`T`, shape ``(num, d)``."""
@@ -116,15 +118,18 @@ class Skeleton:
         weights = self.durations / jnp.sum(self.durations)
         return jnp.sum(weights[:, None] * values, 0)
 
+    @jax.jit
     def mean(self) -> Array:
         """Time average of each coordinate."""
         origin = self._average(self.positions[:-1])  # keeps the sums small
         return origin + self._average(self._segments(origin)[0])
 
+    @jax.jit
     def variance(self) -> Array:
         """Variance of each coordinate over time."""
         return self._average(sum(a**2 for a in self._segments(self.mean())))
 
+    @jax.jit
     def covariance(self) -> Array:
         """Covariance matrix of the coordinates over time."""
         weights = jnp.sqrt(self.durations / jnp.sum(self.durations))[:, None]
@@ -153,6 +158,7 @@ class Skeleton:
         index, time = self._locate(width * jnp.arange(num_batches + 1))
         return jnp.diff(before[index] + integrals(index, time), axis=0) / width
 
+    @partial(jax.jit, static_argnames=("num_batches", "power"))
     def standard_error(self, num_batches: int | None = None, power: int = 1) -> Array:
         """Monte Carlo standard error of :meth:`mean` or :meth:`variance`.
 
@@ -164,6 +170,7 @@ class Skeleton:
         count = len(errors)
         return jnp.sqrt(jnp.sum(errors**2, 0) / (count * (count - 1)))
 
+    @partial(jax.jit, static_argnames="num_batches")
     def ess(self, num_batches: int | None = None) -> Array:
         """Effective sample size of each coordinate, by batch means.
 

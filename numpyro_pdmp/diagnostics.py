@@ -1,0 +1,159 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A verdict on a finished run, in plain language."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from numpyro.infer import MCMC
+from numpyro_pdmp.process.events import ExactBound
+
+#: shares above which :func:`check` speaks up
+VIOLATION_LIMIT = 0.1
+NONFINITE_LIMIT = 0.001
+R_HAT_LIMIT = 1.05
+ESS_LIMIT = 100
+
+
+@dataclass
+class Report:
+    """What :func:`check` found; ``str(report)`` is the text."""
+
+    num_draws: int  # kept, over all chains
+    num_chains: int
+    num_grad: float  # per step of the chain
+    violation_rate: float  # of proposals, since warm-up
+    excess: float  # mean of rate over envelope - 1, over violations
+    acceptance: float  # mean acceptance probability of proposals
+    nonfinite: int  # evaluations that were not finite, since warm-up
+    diverging: int  # draws
+    max_r_hat: float
+    min_ess: float
+    grad_per_ess: float
+    ratio_histogram: np.ndarray  # counts of rate / envelope: 20 bins over 0..2, above
+    advice: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is nothing to advise."""
+        return not self.advice
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.num_draws} draws of {self.num_chains} chain(s), "
+            f"{self.num_grad:.1f} gradient evaluations a step.",
+            f"Smallest effective sample size {self.min_ess:.0f} "
+            f"({self.grad_per_ess:.1f} gradient evaluations each), "
+            f"largest R-hat {self.max_r_hat:.3f}.",
+            f"Proposals above their envelope: {100 * self.violation_rate:.2f} % "
+            f"(by {100 * self.excess:.0f} % on average); "
+            f"mean acceptance {self.acceptance:.2f}.",
+            f"Non-finite evaluations: {self.nonfinite}; diverging draws: "
+            f"{self.diverging}.",
+        ]
+        verdict = ["Nothing to complain about."] if self.ok else self.advice
+        return "\n".join(lines + verdict)
+
+
+def _advice(report: Report, exact: bool, max_grad: int) -> list[str]:
+    advice = []
+    if exact and report.violation_rate > 0:
+        advice.append(
+            "ERROR: the bound given to ExactBound was exceeded, so it is not a bound "
+            "and the draws are not exact. Raise it."
+        )
+    elif report.violation_rate > VIOLATION_LIMIT:
+        advice.append(
+            "Many event times came from an envelope below the rate, so the draws are "
+            "biased. Use a shorter window or a larger offset, for example "
+            "event_time=Interpolation(t_init=..., offset=...), or a longer warm-up."
+        )
+    if report.nonfinite > NONFINITE_LIMIT * report.num_grad * report.num_draws:
+        advice.append(
+            "The potential or its gradient was often not finite. The path was turned "
+            "back there, so draws are finite, but check the model's support and scales."
+        )
+    if report.diverging > 0:
+        advice.append(
+            f"{report.diverging} draws are flagged as diverging: a rate was not "
+            f"finite, or the draw was cut off after max_grad={max_grad} gradient "
+            "evaluations. Reparameterise the model, or raise `max_grad`."
+        )
+    if not report.max_r_hat < R_HAT_LIMIT:
+        advice.append(
+            "The chains disagree (R-hat). Draw more, warm up longer, or look at the "
+            "traces for several modes."
+        )
+    if not report.min_ess >= ESS_LIMIT:
+        advice.append(
+            "Too few effective draws for reliable summaries. Draw more, use "
+            "dense_mass=True, or reparameterise the model."
+        )
+    return advice
+
+
+def check(mcmc: MCMC) -> Report:
+    """Report how a run of one of this package's kernels went.
+
+    :param mcmc: an ``MCMC`` object that has run.
+    :return: a :class:`Report`; print it.
+
+    **Example**
+
+    >>> from jax import random
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro.infer import MCMC
+    >>> from numpyro_pdmp import Boomerang, check
+    >>> def model():
+    ...     numpyro.sample("x", dist.Normal(3.0, 2.0))
+    >>> mcmc = MCMC(Boomerang(model), num_warmup=300, num_samples=1000,
+    ...             progress_bar=False)
+    >>> mcmc.run(random.key(0))
+    >>> check(mcmc).ok
+    True
+    """
+    if mcmc.last_state is None or not hasattr(mcmc.last_state, "totals"):
+        raise ValueError(
+            f"`check` needs a finished run of a kernel of this package, got {mcmc!r} "
+            f"with sampler {type(mcmc.sampler).__name__}; call `mcmc.run` first."
+        )
+    state, kernel = mcmc.last_state, mcmc.sampler
+    samples = mcmc.get_samples(group_by_chain=True)
+    latent = state.z if isinstance(samples, dict) else {"z": state.z}
+    samples = samples if isinstance(samples, dict) else {"z": samples}
+    ess, r_hat = [], []
+    for name, x in samples.items():
+        if name not in latent:
+            continue
+        x = np.asarray(x, float)
+        ess.append(np.min(effective_sample_size(x), initial=np.inf))
+        r_hat.append(np.max(split_gelman_rubin(x), initial=0.0))
+    totals = {k: np.asarray(v, float) for k, v in state.totals._asdict().items()}
+    total = {k: v.sum() for k, v in totals.items()}
+    num_chains = mcmc.num_chains
+    num_draws = next(iter(samples.values())).shape[:2]
+    steps = np.sum(state.i - state.adapt_state.num_warmup)
+    proposals = max(total["num_proposals"], 1)
+    min_ess = float(np.min(ess))
+    # Only the draws of the last run are at hand, and all steps since warm-up counted.
+    share = num_draws[0] * num_draws[1] * mcmc.thinning / max(steps, 1)
+    report = Report(
+        num_draws=num_draws[0] * num_draws[1],
+        num_chains=num_chains,
+        num_grad=total["num_grad"] / max(steps, 1),
+        violation_rate=total["num_violations"] / proposals,
+        excess=total["sum_excess"] / max(total["num_violations"], 1),
+        acceptance=total["sum_ratio"] / proposals,
+        nonfinite=int(total["num_nonfinite"]),
+        diverging=int(np.sum(mcmc.get_extra_fields().get("diverging", 0))),
+        max_r_hat=float(np.max(r_hat)),
+        min_ess=min_ess,
+        grad_per_ess=share * total["num_grad"] / min_ess,
+        ratio_histogram=totals["ratio_histogram"].reshape(-1, 21).sum(0).astype(int),
+    )
+    exact = isinstance(kernel._scheme, ExactBound)
+    report.advice = _advice(report, exact, kernel._max_grad)
+    return report

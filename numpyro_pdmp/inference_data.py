@@ -1,0 +1,58 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""From a finished run to ArviZ."""
+
+from typing import Any
+
+import numpy as np
+
+from numpyro.infer import MCMC
+
+#: state fields that become variables of ``sample_stats``, with ArviZ's names
+SAMPLE_STATS = {
+    "accept_prob": "acceptance_rate",
+    "diverging": "diverging",
+    "excess": "excess",
+    "num_bounces": "num_bounces",
+    "num_grad": "num_grad",
+    "num_proposals": "num_proposals",
+    "num_refreshments": "num_refreshments",
+    "num_violations": "num_violations",
+    "potential_energy": "lp",
+}
+
+#: for ``MCMC.run(..., extra_fields=ALL_STATS)``
+ALL_STATS = tuple(name for name in SAMPLE_STATS if name != "diverging")
+
+
+def to_inference_data(mcmc: MCMC, **kwargs: Any) -> Any:
+    """Convert a finished run to :class:`arviz.InferenceData`.
+
+    On top of :func:`arviz.from_numpyro`: every collected statistic of the kernel is in
+    ``sample_stats``, under ArviZ's name where it has one (``acceptance_rate``,
+    ``lp``, ``diverging``), and the kernel's settings are in the attributes of
+    ``posterior``. To collect all statistics, run with ``extra_fields=ALL_STATS``.
+
+    :param mcmc: an ``MCMC`` object that has run.
+    :param kwargs: passed on to :func:`arviz.from_numpyro`; ``log_likelihood``
+        defaults to False, since it takes an evaluation of the likelihood a draw.
+    :return: the inference data.
+    """
+    import arviz as az
+
+    kwargs.setdefault("log_likelihood", False)
+    data = az.from_numpyro(mcmc, **kwargs)
+    if "sample_stats" in data:
+        stats = data["sample_stats"]
+        names = {k: v for k, v in SAMPLE_STATS.items() if k in stats and k != v}
+        data.sample_stats = stats.rename(names)
+    sampler = mcmc.sampler
+    tuning = mcmc.last_state.adapt_state.tuning
+    data["posterior"].attrs.update(
+        sampler=type(sampler).__name__,
+        event_time=repr(sampler._scheme),
+        window=np.mean(tuning.window).item(),
+        offset=np.mean(tuning.offset).item(),
+    )
+    return data

@@ -1,0 +1,472 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+
+import numpyro_pdmp.process as process
+from numpyro_pdmp.process import (
+    BOUNCE,
+    NO_EVENT,
+    REFRESH,
+    REVERSAL,
+    BoomerangProcess,
+    BouncyParticle,
+    ExactBound,
+    Interpolation,
+    PublishedInterpolation,
+    Scale,
+    Skeleton,
+    Tangent,
+    Tuning,
+    ZigZagProcess,
+    event_time_scheme,
+    identity_scale,
+    make_tick,
+    simulate,
+    start_path,
+)
+
+MEAN = np.array([0.3, 0.0, -0.5], np.float32)
+PRECISION = np.array([1.5, 1.0, 0.7], np.float32)
+SAMPLERS = {
+    "bps": BouncyParticle(),
+    "boomerang": BoomerangProcess(),
+    "zigzag": ZigZagProcess(),
+}
+
+
+def gaussian(x):
+    return 0.5 * jnp.sum(PRECISION * (x - MEAN) ** 2)
+
+
+def standard(x):
+    return 0.5 * x @ x
+
+
+def bps_bound(x, v):
+    return (PRECISION * (x - MEAN)) @ v + 0.05, (PRECISION * v) @ v
+
+
+def zigzag_bound(x, v):
+    return v * PRECISION * (x - MEAN) + 0.05, PRECISION
+
+
+def boomerang_bound(x, v):
+    # |x|^2 + |v|^2 is constant on the circles around the origin.
+    size2 = x @ x + v @ v
+    gap, pull = np.max(np.abs(PRECISION - 1)), np.linalg.norm(PRECISION * MEAN)
+    return gap * size2 / 2 + pull * jnp.sqrt(size2), 0.0
+
+
+# Rates of BPS and ZigZag are linear on a Gaussian, those of Boomerang are not.
+SCHEMES = {
+    ("bps", "interpolation"): "interpolation",
+    ("bps", "tangent"): "tangent",
+    ("bps", "exact"): ExactBound(bps_bound),
+    ("zigzag", "interpolation"): "interpolation",
+    ("zigzag", "tangent"): "tangent",
+    ("zigzag", "exact"): ExactBound(zigzag_bound),
+    ("boomerang", "interpolation"): Interpolation(t_init=0.3),
+    ("boomerang", "tangent"): Tangent(window=0.3),
+    ("boomerang", "exact"): ExactBound(boomerang_bound),
+}
+
+
+@cache
+def run(sampler, scheme, num_events=8000):
+    return simulate(
+        gaussian,
+        SAMPLERS[sampler],
+        random.PRNGKey(7),
+        position=jnp.zeros(3),
+        num_events=num_events,
+        event_time=SCHEMES[sampler, scheme],
+    )
+
+
+@jax.jit
+def moments(path):
+    errors = path.standard_error(30, 1), path.standard_error(30, 2)
+    return (path.mean(), path.variance()), errors
+
+
+def assert_moments(path, mean, variance):
+    actual, errors = moments(path)
+    for moment, expected, error in zip(actual, (mean, variance), errors, strict=True):
+        assert np.all(np.abs(moment - expected) < 5 * error), (moment, error)
+
+
+def recorded(path):
+    return [int(np.sum(path.kinds == kind)) for kind in (BOUNCE, REFRESH, REVERSAL)]
+
+
+@pytest.fixture
+def x64():
+    old = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", old)
+
+
+# Results
+
+
+@pytest.mark.parametrize(("sampler", "scheme"), SCHEMES)
+def test_gaussian_moments(sampler, scheme):
+    path, stats = run(sampler, scheme)
+    assert_moments(path, MEAN, 1 / PRECISION)
+    assert stats.num_nonfinite == 0
+    if scheme == "exact" or sampler != "boomerang":
+        assert stats.num_violations == 0
+
+
+@pytest.mark.parametrize(("sampler", "scheme"), SCHEMES)
+def test_counts_and_record_agree(sampler, scheme):
+    path, stats = run(sampler, scheme)
+    assert recorded(path) == [stats.num_bounces, stats.num_refreshments, 0]
+    assert path.kinds[0] == NO_EVENT and (path.kinds[1:] != NO_EVENT).all()
+    assert stats.num_proposals == stats.ratio_histogram.sum()
+    assert stats.num_bounces <= stats.num_proposals <= stats.num_grad
+    # Accepted with probability min(1, ratio): sum_ratio is the expected number.
+    error = 5 * float(stats.num_proposals) ** 0.5
+    assert abs(float(stats.num_bounces - stats.sum_ratio)) <= error
+
+
+@pytest.mark.parametrize(("sampler", "scheme"), SCHEMES)
+def test_path_is_continuous(sampler, scheme):
+    path, _ = run(sampler, scheme)
+    assert (path.durations >= 0).all()
+    t, x, v = path.durations[:, None], path.positions[:-1], path.velocities[:-1]
+    if sampler == "boomerang":
+        ends = x * jnp.cos(t) + v * jnp.sin(t)
+    else:
+        ends = x + t * v
+    np.testing.assert_allclose(ends, path.positions[1:], atol=1e-4)
+
+
+def test_scale_changes_the_path_not_the_target():
+    factor = jnp.array([[1.5, 0.0, 0.0], [0.7, 0.6, 0.0], [0.2, -0.3, 1.0]])
+    scale = Scale(jnp.array([0.2, -0.4, 0.0]), factor)
+    path, stats = simulate(
+        gaussian,
+        BoomerangProcess(),
+        random.PRNGKey(1),
+        position=jnp.ones(3),
+        num_events=8000,
+        event_time=Interpolation(t_init=0.2, offset=1.0),
+        scale=scale,
+    )
+    assert_moments(path, MEAN, 1 / PRECISION)
+    np.testing.assert_array_equal(path.center, scale.center)
+    # The ellipses around the centre meet the recorded positions.
+    np.testing.assert_allclose(
+        path.position_at(path.times[:50] - 1e-5), path.positions[:50], atol=1e-3
+    )
+    assert stats.num_bounces > 0
+
+
+# Transformations and dtypes
+
+
+def test_under_vmap_and_jit():
+    @jax.jit
+    @jax.vmap
+    def paths(rng_key):
+        return simulate(
+            standard,
+            BouncyParticle(),
+            rng_key,
+            position=jnp.zeros(2),
+            num_events=150,
+        )
+
+    path, stats = paths(random.split(random.PRNGKey(0), 3))
+    assert path.positions.shape == (3, 151, 2)
+    assert (path.kinds[:, 1:] != NO_EVENT).all()
+    assert stats.num_grad.shape == (3,)
+    mean = jax.vmap(Skeleton.mean)(path)
+    assert mean.shape == (3, 2) and np.unique(mean).size == 6
+
+
+def test_float64(x64):
+    path, stats = simulate(
+        gaussian,
+        BouncyParticle(),
+        random.PRNGKey(2),
+        position=jnp.ones(3),
+        num_events=8000,
+    )
+    arrays = path.durations, path.positions, path.velocities, stats.sum_ratio
+    assert {a.dtype for a in arrays} == {np.dtype("float64")}
+    assert_moments(path, MEAN, 1 / PRECISION)
+
+
+@pytest.mark.parametrize(("sampler", "scheme"), SCHEMES)
+def test_float32_while_float64_is_enabled(sampler, scheme, x64):
+    path, stats = jax.eval_shape(
+        lambda rng_key: simulate(
+            gaussian,
+            SAMPLERS[sampler],
+            rng_key,
+            position=jnp.ones(3, "float32"),
+            event_time=SCHEMES[sampler, scheme],
+        ),
+        random.PRNGKey(0),
+    )
+    arrays = path.durations, path.positions, path.velocities, stats.sum_ratio
+    assert {a.dtype for a in arrays} == {np.dtype("float32")}
+
+
+def test_max_ticks_ends_the_path_early():
+    velocity = jnp.array([1.0, -2.0, 0.5])
+    path, stats = simulate(
+        gaussian,
+        ZigZagProcess(),
+        random.PRNGKey(0),
+        position=np.array([1, 0, 2]),
+        velocity=velocity,
+        scale=Scale(jnp.full(3, 5.0), jnp.abs(velocity)),
+        num_events=100,
+        max_ticks=50,
+    )
+    np.testing.assert_allclose(path.positions[0], [1, 0, 2], atol=1e-6)
+    np.testing.assert_allclose(path.velocities[0], velocity, rtol=1e-6)
+    count = int(stats.num_bounces)
+    assert stats.num_grad == 50 and 0 < count < 50
+    assert recorded(path) == [count, 0, 0]
+    assert (path.durations[count + 1 :] == 0).all()
+    assert (path.positions[count + 1 :] == path.positions[-1]).all()
+    assert (path.kinds[count + 1 :] == NO_EVENT).all()
+    assert np.isfinite(path.covariance()).all()
+
+
+# Hard targets
+
+
+def walled(x):
+    """A Gaussian in a ball; not a number outside it, gradient included."""
+    return 0.5 * x @ x + 0 * jnp.sqrt(2 - x @ x)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "scheme"),
+    [("bps", "interpolation"), ("zigzag", "tangent"), ("boomerang", "interpolation")],
+)
+def test_non_finite_potential_turns_the_path_back(sampler, scheme):
+    path, stats = simulate(
+        walled,
+        SAMPLERS[sampler],
+        random.PRNGKey(0),
+        position=jnp.full(2, 0.1),
+        num_events=500,
+        event_time=scheme,
+    )
+    assert stats.num_nonfinite > 0
+    assert recorded(path)[2] > 0
+    assert sum(recorded(path)) == 500
+    assert np.isfinite(path.positions).all() and np.isfinite(path.velocities).all()
+    assert (jnp.sum(path.positions**2, 1) <= 2).all()
+    assert (path.durations >= 0).all()
+
+
+def test_bound_that_is_too_low_is_counted():
+    path, stats = simulate(
+        standard,
+        BouncyParticle(),
+        random.PRNGKey(0),
+        position=jnp.ones(2),
+        num_events=500,
+        event_time=ExactBound(lambda x, v: (0.5 * x @ v, 0.5 * v @ v)),
+    )
+    assert stats.num_violations == stats.num_proposals == stats.num_bounces > 0
+    np.testing.assert_allclose(stats.sum_excess / stats.num_violations, 1, rtol=1e-3)
+    assert (path.durations >= 0).all()
+
+
+# Defects that must not come back
+
+
+def test_interpolating_clamped_rates_is_biased_and_signed_rates_are_not():
+    def sample(scheme):
+        return simulate(
+            standard,
+            BouncyParticle(),
+            random.PRNGKey(0),
+            position=jnp.zeros(10),
+            num_events=10_000,
+            event_time=scheme,
+        )[0]
+
+    path = sample(PublishedInterpolation())
+    assert jnp.sqrt(path.variance().mean()) > 1.5
+    assert_moments(sample(Interpolation()), 0, 1)
+
+
+FALLING = {
+    "line": lambda x: 2 * x[0] - x[0] ** 2 / 2,  # rate 2 - t
+    "cauchy": lambda x: jnp.log1p((1.8 + x[0]) ** 2),
+}
+
+
+@cache
+def first_events(scheme):
+    """A function of keys and a number: times of the first bounce from 0 with
+    velocity 1 on that potential of FALLING; infinite after time 3."""
+    zero, sampler = jnp.zeros(1), BouncyParticle()
+    tuning = Tuning(jnp.array(0.5), jnp.array(0.2))
+    grads = [jax.grad(potential) for potential in FALLING.values()]
+
+    def first(rng_key, which):
+        tick = make_tick(
+            lambda x: jnp.stack([grad(x) for grad in grads])[which],
+            sampler,
+            event_time_scheme(scheme),
+            identity_scale(zero),
+            tuning,
+        )
+
+        def step(state):
+            path, time = state
+            path = tick(path._replace(t_output=zero[0]))
+            return path, time - path.t_output
+
+        path = start_path(rng_key, zero, zero + 1, sampler, jnp.array(3.0), zero[0])
+        path, time = lax.while_loop(
+            lambda state: state[0].event == NO_EVENT, step, (path, zero[0])
+        )
+        return jnp.where(path.event == BOUNCE, time, jnp.inf)
+
+    return jax.jit(jax.vmap(first, (0, None)))
+
+
+@pytest.mark.parametrize("scheme", ["interpolation", "tangent"])
+@pytest.mark.parametrize(("name", "end"), [("line", 2.0), ("cauchy", 3.0)])
+def test_first_event_of_a_falling_rate(name, end, scheme):
+    keys = random.split(random.PRNGKey(0), 4000)
+    times = np.sort(first_events(scheme)(keys, list(FALLING).index(name)))
+    grid = np.linspace(0, end, 400)
+    rate = np.asarray(jax.vmap(jax.grad(FALLING[name]))(jnp.asarray(grid)[:, None]))
+    hazard = np.cumsum(np.diff(grid) * (rate[1:, 0] + rate[:-1, 0]) / 2)
+    expected = -np.expm1(-np.append(0, hazard))
+    actual = np.searchsorted(times, grid, side="right") / times.size
+    # Kolmogorov-Smirnov, at a level of one in a thousand
+    assert np.max(np.abs(actual - expected)) < 1.95 / times.size**0.5
+    assert np.isinf(times).any()  # the refreshment came first
+    assert np.max(times[np.isfinite(times)]) <= end
+
+
+@pytest.mark.parametrize("sampler", [BouncyParticle, BoomerangProcess])
+def test_no_evaluation_beyond_the_refreshment(sampler):
+    _, stats = simulate(
+        gaussian,
+        sampler(refresh_rate=100.0),
+        random.PRNGKey(0),
+        position=jnp.ones(3),
+        num_events=2000,
+    )
+    assert stats.num_refreshments > 1900
+    assert stats.num_grad < 1.2 * stats.num_refreshments
+
+
+def test_rejected_proposals_are_never_accepted_in_the_end():
+    # A cap on the number of proposals per event would break a bound of 50 times.
+    def bound(x, v):
+        return 50 * (PRECISION * (x - MEAN)) @ v, 50 * (PRECISION * v) @ v
+
+    path, stats = simulate(
+        gaussian,
+        BouncyParticle(),
+        random.PRNGKey(0),
+        position=jnp.zeros(3),
+        num_events=8000,
+        event_time=ExactBound(bound),
+    )
+    assert (path.kinds[1:] != NO_EVENT).all()
+    assert_moments(path, MEAN, 1 / PRECISION)
+    assert stats.num_violations == 0
+    proposals = float(stats.num_proposals)
+    error = (0.02 * 0.98 / proposals) ** 0.5
+    assert abs(stats.num_bounces / proposals - 0.02) < 5 * error
+
+
+def test_violations_never_move_the_anchor_back():
+    sampler, zeros = BouncyParticle(), jnp.zeros(3)
+    scheme = PublishedInterpolation(R=float("inf"))
+    tuning = scheme.tuning(1.0, 1.0)
+    grad = jax.grad(gaussian)
+    tick = make_tick(grad, sampler, scheme, identity_scale(zeros), tuning)
+
+    def step(path, _):
+        new = tick(path._replace(t_output=jnp.zeros(())))
+        return new, (-new.t_output, new.z - path.z, path.v)
+
+    path = start_path(
+        random.PRNGKey(0), zeros, zeros + 1, sampler, jnp.array(1.0), jnp.array(0.0)
+    )
+    path, (dt, dz, v) = jax.jit(lambda p: lax.scan(step, p, length=3000))(path)
+    assert path.stats.num_violations > 50
+    assert (dt >= 0).all()
+    # What the anchor moves is always forwards, for the time that has been counted.
+    np.testing.assert_allclose(dz, dt[:, None] * v, atol=1e-4)
+
+
+# Errors and imports
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position": jnp.zeros((2, 2))}, r"position has shape \(2, 2\)"),
+        ({"position": 1.0}, r"position has shape \(\)"),
+        ({"position": jnp.full(3, 9.0)}, "potential_fn is nan .* at position"),
+        ({"num_events": 0}, "num_events=0"),
+        ({"max_ticks": 0}, "max_ticks=0"),
+        ({"velocity": jnp.ones(2)}, r"velocity has shape \(2,\)"),
+        (
+            {"event_time": "exact"},
+            '"interpolation", "published", "tangent"',
+        ),
+        ({"event_time": Tangent}, "not an event-time scheme"),
+        ({"sampler": BouncyParticle(refresh_rate=0.0)}, "refresh_rate=0.0 .* > 0"),
+        ({"sampler": BoomerangProcess(refresh_rate=-1.0)}, "refresh_rate=-1.0 .* > 0"),
+        ({"sampler": ZigZagProcess(refresh_rate=-1.0)}, "refresh_rate=-1.0 .* >= 0"),
+        ({"sampler": BouncyParticle(refresh_rate=float("nan"))}, "refresh_rate=nan"),
+    ],
+)
+def test_errors_name_argument_and_remedy(changes, message):
+    arguments = {
+        "potential_fn": walled,
+        "sampler": BouncyParticle(),
+        "rng_key": random.PRNGKey(0),
+        "position": jnp.zeros(3),
+    }
+    with pytest.raises(ValueError, match=message):
+        simulate(**(arguments | changes))
+
+
+def test_process_does_not_import_numpyro():
+    for file in Path(process.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, file
+                names = [node.module]
+            for name in names:
+                assert name.split(".")[0] != "numpyro", file
+                if name.split(".")[0] == "numpyro_pdmp":
+                    assert name.startswith("numpyro_pdmp.process"), file
+
+
+def test_all_names_exist():
+    assert all(hasattr(process, name) for name in process.__all__)
