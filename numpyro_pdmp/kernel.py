@@ -6,6 +6,7 @@
 from collections import namedtuple
 from collections.abc import Callable
 import copy
+from functools import partial
 import math
 from typing import Any, ClassVar
 
@@ -23,12 +24,14 @@ from numpyro_pdmp.potential import ModelFunctions, model_functions
 from numpyro_pdmp.process.events import EventTime, event_time_scheme
 from numpyro_pdmp.process.loop import (
     NO_EVENT,
+    has_output,
     make_tick,
+    read_output,
     reset_stats,
     restart_path,
-    settled_time,
     start_path,
 )
+from numpyro_pdmp.process.randomness import draw_uniform, normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
 from numpyro_pdmp.warmup import (
@@ -184,7 +187,7 @@ class PDMPKernel(MCMCKernel):
 
     def _functions(self, model_args, model_kwargs):
         if self._potential_fn is not None:
-            return ModelFunctions(self._potential_fn, identity, [])
+            return ModelFunctions(self._potential_fn, identity, None)
         assert self._model is not None
         return model_functions(self._model, model_args, model_kwargs)
 
@@ -205,32 +208,20 @@ class PDMPKernel(MCMCKernel):
         kwargs = {} if model_kwargs is None else model_kwargs
         single = is_prng_key(rng_key)
         vmap = identity if single else jax.vmap
-        keys = vmap(random.split)(rng_key)
-        rng_key, init_key = (keys[0], keys[1]) if single else (keys[:, 0], keys[:, 1])
-        z = self._init_params(init_key, init_params, model_args, kwargs)
-        z = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x, float)), z)
-        one = z if single else jax.tree.map(lambda x: x[0], z)
-        potential_fn, _ = self._flat_potential(one, model_args, kwargs)
-        if init_params is not None:
-            for x in [z] if single else _unbatch(z):
-                _check_start(potential_fn, ravel_pytree(x)[0])
-
-        def init_one(rng_key, z):
-            return self._init_state(rng_key, z, num_warmup, potential_fn)
-
+        keys = vmap(lambda key: tuple(random.split(key, 2)))(rng_key)
+        z, energy = self._init_params(keys[1], init_params, model_args, kwargs, vmap)
         # Compiled as one: dispatching the many small operations takes longer.
-        return jax.jit(vmap(init_one))(rng_key, z)
+        init_state = jax.jit(vmap(partial(self._init_state, num_warmup=num_warmup)))
+        return init_state(keys[0], z, energy)
 
-    def _init_params(self, rng_key, init_params, args, kwargs):
-        if self._model is None:
-            if init_params is None:
+    def _init_params(self, rng_key, init_params, args, kwargs, vmap):
+        """Where to start, and the potential energy there."""
+        sites = self._functions(args, kwargs).sites  # clear errors before all else
+        if init_params is None:
+            if self._model is None:
                 raise ValueError(
                     "Valid value of `init_params` must be provided with `potential_fn`."
                 )
-            return init_params
-        # Also when `init_params` is given: it checks the model, with clear errors.
-        sites = model_functions(self._model, args, kwargs).sites
-        if init_params is None:
             info = initialize_model(
                 rng_key,
                 self._model,
@@ -239,24 +230,30 @@ class PDMPKernel(MCMCKernel):
                 model_args=args,
                 model_kwargs=kwargs,
             )
-            return info.param_info.z
-        if isinstance(init_params, ParamInfo):
-            init_params = init_params.z
-        if not isinstance(init_params, dict) or set(init_params) != set(sites):
-            given = (
-                sorted(init_params) if isinstance(init_params, dict) else init_params
-            )
+            return info.param_info[:2]
+        z = init_params.z if isinstance(init_params, ParamInfo) else init_params
+        if sites is not None and (not isinstance(z, dict) or set(z) != set(sites)):
+            given = sorted(z) if isinstance(z, dict) else z
             raise ValueError(
                 f"`init_params` must be a dict of unconstrained values for the sites "
                 f"{sorted(sites)}, got {given}."
             )
-        return init_params
+        z = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x, float)), z)
+        potential_fn = self._functions(args, kwargs).potential_fn
+        energy, grad = vmap(jax.value_and_grad(potential_fn))(z)
+        finite = jnp.isfinite(energy).all() & jnp.isfinite(ravel_pytree(grad)[0]).all()
+        if not_jax_tracer(finite) and not finite:
+            raise ValueError(
+                f"`init_params`: the potential energy ({energy}) or its gradient is "
+                "not finite at the start; give another start, or check the model."
+            )
+        return z, energy
 
-    def _init_state(self, rng_key, z, num_warmup, potential_fn):
+    def _init_state(self, rng_key, z, energy, num_warmup):
         sampler, scheme = self._sampler, self._scheme
         x = ravel_pytree(z)[0]
         dim, dtype = x.size, x.dtype
-        rng_key, key_v, key_t = random.split(rng_key, 3)
+        rng_key, uniform = draw_uniform(rng_key, dim + 1, dtype)
         scale = initial_scale(
             z, self._inverse_mass_matrix, self._center, self._dense(dim)
         )
@@ -272,15 +269,13 @@ class PDMPKernel(MCMCKernel):
         path = start_path(
             rng_key,
             scale.whiten(x),
-            sampler.velocity(random.normal(key_v, (dim,), dtype)),
+            sampler.velocity(normal(uniform[1:])),
             sampler,
-            sampler.refresh_time(
-                random.uniform(key_t, (), dtype), sampler.refresh_rate
-            ),
+            sampler.refresh_time(uniform[0], sampler.refresh_rate),
             self._draw_time,
         )
         zero, count = jnp.zeros((), dtype), jnp.zeros((), int)
-        energy = potential_fn(x) if self._potential_energy else jnp.nan
+        energy = energy if self._potential_energy else jnp.nan
         return PDMPState(
             i=count,
             z=z,
@@ -325,7 +320,8 @@ class PDMPKernel(MCMCKernel):
 
         state = state._replace(path=state.path._replace(rng_key=state.rng_key))
         if self._descends(one):
-            start = vmap(lambda s: self._start(s, potential_fn))
+            start = partial(self._start, potential_fn=potential_fn)
+            start = start if single else partial(lax.map, start)
             state = lax.cond((i == 0) & (num_warmup > 0), start, identity, state)
         state, elapsed = vmap(lambda s: self._advance(s, potential_fn, unravel))(state)
         state = lax.cond(
@@ -354,19 +350,18 @@ class PDMPKernel(MCMCKernel):
         def waits(p):
             if self._record == "events":
                 return p.event == NO_EVENT
-            return p.t_output > settled_time(p)
+            return ~has_output(p)
 
         path = lax.while_loop(
             lambda p: waits(p) & (p.stats.num_grad < max_grad), tick, path
         )
         cut_off = waits(path)
         elapsed = t_start - path.t_output
-        time = jnp.zeros_like(path.t_output)
-        if self._record == "time":
-            time = jnp.minimum(path.t_output, settled_time(path))
-        x = scale.position(sampler.flow(path.z, path.v, time)[0])
-        stats = path.stats
-        path = path._replace(t_output=time + self._draw_time)
+        if self._record == "events":
+            z = path.z
+        else:
+            path, z = read_output(path, sampler, self._draw_time)
+        x, stats = scale.position(z), path.stats
         energy = potential_fn(x) if self._potential_energy else jnp.nan
         first = state.i == adapt_state.num_warmup
         totals = jax.tree.map(
@@ -401,18 +396,15 @@ class PDMPKernel(MCMCKernel):
 
     def _start(self, state, potential_fn):
         path, adapt_state = state.path, state.adapt_state
-        rng_key, key_start = random.split(path.rng_key)
-        factor = adapt_state.scale.factor
         x, factor = find_start(
             potential_fn,
-            key_start,
             ravel_pytree(state.z)[0],
-            factor,
+            adapt_state.scale.factor,
             mass_mask(state.z, self._dense(path.z.size)),
             (state.i == 0) & (adapt_state.num_warmup > 0),
         )
         scale = Scale(x, factor)
-        path = restart_path(path._replace(rng_key=rng_key), scale.whiten(x))
+        path = restart_path(path, scale.whiten(x))
         return state._replace(path=path, adapt_state=adapt_state._replace(scale=scale))
 
     def _tune(self, state, elapsed):
@@ -475,20 +467,3 @@ class PDMPKernel(MCMCKernel):
 def _require_positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")
-
-
-def _unbatch(z):
-    size = jax.tree.leaves(z)[0].shape[0]
-    return [jax.tree.map(lambda x: x[i], z) for i in range(size)]  # noqa: B023
-
-
-def _check_start(potential_fn, x):
-    """Raise when the potential or its gradient is not finite at a known start."""
-    energy, grad = jax.value_and_grad(potential_fn)(x)
-    if not not_jax_tracer(energy):
-        return
-    if not (jnp.isfinite(energy) & jnp.all(jnp.isfinite(grad))):
-        raise ValueError(
-            f"`init_params`: the potential energy ({energy}) or its gradient is not "
-            "finite at the start; give another start, or check the model."
-        )

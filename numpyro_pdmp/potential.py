@@ -27,7 +27,7 @@ class ModelFunctions(NamedTuple):
 
     potential_fn: Callable  # unconstrained sites -> potential energy
     postprocess_fn: Callable  # unconstrained sites -> constrained and deterministic
-    sites: list[str]  # names of the continuous latent sites
+    sites: list[str] | None  # names of the continuous latent sites, if a model
 
 
 def latent_sites(trace: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-from jax import Array, lax, random
+from jax import Array, lax
 import jax.numpy as jnp
 
 from numpyro.infer.hmc_util import build_adaptation_schedule
@@ -122,23 +122,31 @@ def tune_envelope(
     elapsed: Array,
     dim: int,
 ) -> tuple[Tuning, Array]:
-    """Window from the rate of events, offset from the violations of one draw.
+    """Window and offset from the statistics of one draw.
 
-    A window much longer than the time between events only loses accuracy, a shorter
-    one costs evaluations at its ends. The offset climbs on violations and sinks
-    slowly, so that a share ``TARGET_VIOLATION`` of proposals exceeds the envelope.
+    The offset climbs on violations and sinks slowly, so that a share
+    ``TARGET_VIOLATION`` of proposals exceeds the envelope. The window balances the
+    evaluations at its ends against the rejections that its offset causes, and is not
+    much longer than the time between events, beyond which it would gain nothing.
     """
     seen = elapsed > 0
     rate = stats.num_bounces / jnp.where(seen, elapsed, 1)
     bounce_rate = jnp.where(seen, 0.95 * bounce_rate + 0.05 * rate, bounce_rate)
     window, offset = tuning
+    rejections = stats.num_proposals - stats.num_bounces
     if scheme.tunes_window:
-        window = scheme.window_per_event / bounce_rate
-        window = jnp.minimum(window, sampler.longest_window(dim))
-        window = window.astype(tuning.window.dtype)
+        # Windows cost 1/w evaluations a unit of time and rejections, through the
+        # curvature of the rate, about w^2: at the optimum half a rejection a window.
+        ends = stats.num_grad - stats.num_proposals
+        window = window * jnp.exp(jnp.clip(0.05 * (0.5 * ends - rejections), -0.5, 0.5))
+        limit = jnp.minimum(
+            scheme.window_per_event / bounce_rate, sampler.longest_window(dim)
+        )
+        window = jnp.minimum(window, limit).astype(tuning.window.dtype)
     if scheme.tunes_offset:
         surplus = stats.num_violations - TARGET_VIOLATION * stats.num_proposals
-        offset = offset * jnp.exp(jnp.clip(0.2 * surplus, -1, 1)).astype(offset.dtype)
+        factor = jnp.exp(jnp.clip(0.2 * surplus, -1, 1)) * (window / tuning.window) ** 2
+        offset = (offset * factor).astype(offset.dtype)
     return Tuning(window, offset), bounce_rate
 
 
@@ -179,7 +187,7 @@ def find_mode(
         moves = length[:, None] * slope / (values + damping[:, None])
         tries = jnp.concatenate([x[None], x - (moves @ vectors.T) * unit])
         energies = jax.vmap(potential_fn)(tries)
-        best = jnp.nanargmin(jnp.where(jnp.isfinite(energies), energies, jnp.nan))
+        best = jnp.argmin(jnp.where(jnp.isfinite(energies), energies, jnp.inf))
         root = unit[:, None] * vectors / jnp.sqrt(values)
         log_mass = jnp.sum(jnp.log(unit)) - 0.5 * jnp.sum(jnp.log(values)) - energies[0]
         done = (best == 0) | ~finite | (0.5 * jnp.sum(slope**2 / values) < 0.01)
@@ -194,7 +202,6 @@ def find_mode(
 
 def find_start(
     potential_fn: Callable[[Array], Array],
-    rng_key: Array,
     x: Array,
     factor: Array,
     mask: Array | None,
@@ -202,24 +209,25 @@ def find_start(
 ) -> tuple[Array, Array]:
     """A mode to start from, and the curvature there as the first metric.
 
-    In low dimension other starts are tried beside the given one, as NumPyro's default
-    would draw them; one of them is taken only if its mode has so much more mass
-    that the given start's is negligible.
+    In low dimension other starts are tried beside the given one; one of them is taken
+    only if its mode has so much more mass that the given start's is negligible.
 
     :param potential_fn: flat potential energy.
-    :param rng_key: for the other starts.
     :param x: the given start.
     :param factor: decides whether the metric is dense or diagonal.
     :param mask: sparsity of a block metric, or None.
     :param active: boolean; nothing happens where it is false.
     :return: mode and factor.
     """
+    # Signed rotations of a start are as likely as the start itself under NumPyro's
+    # default law, and cost no random numbers.
     dim = x.size
-    others = min(7, 128 // dim) if dim <= 32 else 0
-    starts = random.uniform(rng_key, (others, dim), x.dtype, -2, 2)
-    starts = jnp.concatenate([x[None], starts])
-    modes, roots, log_mass = jax.vmap(lambda x: find_mode(potential_fn, x, active))(
-        starts
+    num = min(8, 128 // dim) if dim <= 32 else 1
+    starts = jnp.stack([(-1) ** k * jnp.roll(x, k // 2) for k in range(num)])
+    # One after the other: XLA's CPU thread pool can deadlock on large batches of
+    # the factorisations that some models contain.
+    modes, roots, log_mass = lax.map(
+        lambda x: find_mode(potential_fn, x, active), starts
     )
     log_mass = jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf)
     best = jnp.argmax(log_mass)

@@ -21,7 +21,6 @@ import numpy as np
 import jax
 
 from numpyro.infer import MCMC, NUTS, Predictive
-
 import numpyro_pdmp
 
 
@@ -43,8 +42,10 @@ def main(args):
     import criterion
     import models
 
-    print("| posterior | kernel | pass | max z | max log sd ratio | max R-hat | min ESS "
-          "| gradients a draw | min ESS per 1000 gradients | seconds | failed |")
+    print(
+        "| posterior | kernel | pass | max z | max log sd ratio | max R-hat | min ESS "
+        "| gradients a draw | min ESS per 1000 gradients | seconds | failed |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     passed = {name: 0 for name in args.kernels}
     posteriors = args.posteriors or sorted(models.MODELS)
@@ -54,9 +55,14 @@ def main(args):
         for name in args.kernels:
             kernel = NUTS if name == "NUTS" else getattr(numpyro_pdmp, name)
             field = "num_steps" if name == "NUTS" else "num_grad"
-            mcmc = MCMC(kernel(model), num_warmup=args.num_warmup,
-                        num_samples=args.num_samples, num_chains=4,
-                        chain_method="vectorized", progress_bar=False)
+            mcmc = MCMC(
+                kernel(model),
+                num_warmup=args.num_warmup,
+                num_samples=args.num_samples,
+                num_chains=4,
+                chain_method="vectorized",
+                progress_bar=False,
+            )
             start = time.time()
             mcmc.run(jax.random.key(args.seed), data, extra_fields=(field,))
             seconds = time.time() - start
@@ -65,11 +71,14 @@ def main(args):
             ok = r["pass"] and r["min_ess_bulk"] >= 100
             passed[name] += ok
             grads = np.asarray(mcmc.get_extra_fields()[field])
-            print(f"| {posterior} | {name} | {'yes' if ok else 'NO'} | {r['max_z']} | "
-                  f"{r['max_abs_log_sd_ratio']} | {r['max_rhat']} | "
-                  f"{r['min_ess_bulk']} | {grads.mean():.1f} | "
-                  f"{1000 * r['min_ess_bulk'] / grads.sum():.1f} | {seconds:.0f} | "
-                  f"{' '.join(r['failed'])} |", flush=True)
+            print(
+                f"| {posterior} | {name} | {'yes' if ok else 'NO'} | {r['max_z']} | "
+                f"{r['max_abs_log_sd_ratio']} | {r['max_rhat']} | "
+                f"{r['min_ess_bulk']} | {grads.mean():.1f} | "
+                f"{1000 * r['min_ess_bulk'] / grads.sum():.1f} | {seconds:.0f} | "
+                f"{' '.join(r['failed'])} |",
+                flush=True,
+            )
     for name, count in passed.items():
         print(f"{name}: {count} of {len(posteriors)} passed")
 

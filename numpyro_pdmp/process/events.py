@@ -14,6 +14,7 @@ A scheme is a subclass of :class:`EventTime`: it says what it wants to be told
 
 from collections.abc import Callable
 from dataclasses import dataclass
+import math
 from typing import NamedTuple
 
 from jax import Array
@@ -89,6 +90,21 @@ class EventTime:
         return self.open(tuning, known)
 
 
+def _validate(alpha: float, R: float = 1.0, **times_and_offset: float | None) -> None:
+    """Raise for parameters outside their range."""
+    if not alpha >= 1:
+        raise ValueError(f"`alpha` must be at least 1, got {alpha}.")
+    if not R > 0:
+        raise ValueError(f"`R` must be positive, got {R}.")
+    for name, value in times_and_offset.items():
+        if value is None:
+            continue
+        if name == "offset" and not 0 <= value < math.inf:
+            raise ValueError(f"`offset` must not be negative, got {value}.")
+        if name != "offset" and not 0 < value < math.inf:
+            raise ValueError(f"`{name}` must be a positive time, got {value}.")
+
+
 def _inflate(rate: Array, alpha: float, offset: Array) -> Array:
     r"""Raise a signed rate: :math:`\max(g, \alpha g) + c`."""
     return jnp.maximum(rate, alpha * rate) + offset
@@ -121,6 +137,9 @@ class Interpolation(EventTime):
     look_ahead = True
     ends_ahead = True
     window_per_event = 1.5
+
+    def __post_init__(self):
+        _validate(self.alpha, self.R, t_init=self.t_init, offset=self.offset)
 
     @property
     def max_ratio(self):  # type: ignore[override]
@@ -173,6 +192,9 @@ class PublishedInterpolation(EventTime):
     R: float = 2.0
     look_ahead = True
 
+    def __post_init__(self):
+        _validate(self.alpha, self.R, t_init=self.t_init)
+
     @property
     def max_ratio(self):  # type: ignore[override]
         return self.R
@@ -219,6 +241,9 @@ class Tangent(EventTime):
     offset: float | None = None
     uses_slope = True
 
+    def __post_init__(self):
+        _validate(self.alpha, window=self.window, offset=self.offset)
+
     @property
     def tunes_window(self):  # type: ignore[override]
         return self.window is None
@@ -258,7 +283,7 @@ class ExactBound(EventTime):
     bound: Bound
 
     def tuning(self, event_time, rate_size):
-        return Tuning(jnp.asarray(jnp.inf), jnp.asarray(0.0))
+        return Tuning(jnp.asarray(event_time), jnp.asarray(0.0))
 
     def open(self, tuning, known):
         a, b = self.bound(known.position, known.direction)

@@ -39,20 +39,11 @@ def line_arrival(value: ArrayLike, slope: ArrayLike, mass: ArrayLike) -> Array:
     a = jnp.maximum(a, 0)
     discriminant = a * a + 2 * b * e
     root = a + jnp.sqrt(jnp.maximum(discriminant, 0))
-    reached = (discriminant >= 0) & (root > 0)
-    return jnp.where(reached, start + 2 * e / jnp.where(reached, root, 1), jnp.inf)
+    reached = (discriminant >= 0) & ((root > 0) | rising)
+    return jnp.where(reached, start + 2 * e / jnp.where(root > 0, root, 1), jnp.inf)
 
 
 def clamped_line(value: ArrayLike, slope: ArrayLike, time: ArrayLike) -> Array:
     r"""The rate :math:`\max(0, a + b s)` whose arrivals :func:`line_arrival` draws."""
     a, b, s = jnp.asarray(value), jnp.asarray(slope), jnp.asarray(time)
     return jnp.maximum(a + b * s, 0)
-
-
-def exponential(uniform: Array, rate: ArrayLike = 1.0) -> Array:
-    """Exponential variable of the given rate from a uniform one; infinite at rate 0."""
-    rate = jnp.asarray(rate, uniform.dtype)
-    positive = rate > 0
-    return jnp.where(
-        positive, -jnp.log1p(-uniform) / jnp.where(positive, rate, 1), jnp.inf
-    )

@@ -12,27 +12,29 @@ AHEAD      the far end of the next window; the anchor stays
 PROPOSAL   a proposed event: accepted or rejected there
 END        the end of the envelope or the refreshment, gradient needed
 KNOWN_END  as END, but the look-ahead has already been there
+WALL       halfway to a point at which the gradient was not finite
 ========== ============================================================
 
-Up to ``t_next`` the path is settled for PROPOSAL, END and KNOWN_END, so any number of
-draws can be read off by the flow alone, and the proposal is carried to the next
-draw. Nothing is nested: under ``vmap`` every chain does useful work in every tick.
+Draws are read off the stretch that the last tick settled, by the flow alone and at
+points between two evaluated ones, so a draw costs no gradient of its own. Nothing is
+nested: under ``vmap`` every chain does useful work in every tick.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-from jax import Array, lax, random
+from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_pdmp.process.events import Envelope, EventTime, Known, Tuning
-from numpyro_pdmp.process.hazard import clamped_line, exponential, line_arrival
+from numpyro_pdmp.process.hazard import clamped_line, line_arrival
+from numpyro_pdmp.process.randomness import draw_uniform, exponential, normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
 
-START, AHEAD, PROPOSAL, END, KNOWN_END = range(5)
+START, AHEAD, PROPOSAL, END, KNOWN_END, WALL = range(6)
 NO_EVENT, BOUNCE, REFRESH, REVERSAL = range(4)
 
 #: bins of the acceptance ratio: twenty over 0..2 and one above
@@ -57,7 +59,10 @@ class Stats(NamedTuple):
 
 
 class Path(NamedTuple):
-    """State of a simulated path; times are measured from the anchor."""
+    """State of a simulated path; times are measured from the anchor.
+
+    Except for ``t_output``: that is measured from the start of the last stretch.
+    """
 
     rng_key: Array
     z: Array  # (d,) anchor
@@ -70,7 +75,11 @@ class Path(NamedTuple):
     t_next: Array  # ()
     which: Array  # () index of the rate that proposes
     t_refresh: Array  # () next refreshment
+    z_from: Array  # (d,) start of the last stretch, which ended at the anchor
+    v_from: Array  # (d,) velocity there
+    t_from: Array  # () its duration
     t_output: Array  # () next draw
+    t_wall: Array  # () where the gradient was not finite (for WALL)
     event: Array  # () what the last tick did to the velocity
     stats: Stats
 
@@ -80,9 +89,18 @@ def reset_stats(path: Path) -> Path:
     return path._replace(stats=jax.tree.map(jnp.zeros_like, path.stats))
 
 
-def settled_time(path: Path) -> Array:
-    """Time after the anchor up to which the path is known."""
-    return jnp.where(path.kind >= PROPOSAL, path.t_next, 0)
+def has_output(path: Path) -> Array:
+    """Whether the next draw lies on the last stretch."""
+    return path.t_output <= path.t_from
+
+
+def read_output(
+    path: Path, sampler: Sampler, draw_time: ArrayLike
+) -> tuple[Path, Array]:
+    """The next draw, or the anchor where that is not settled; and wait for another."""
+    time = jnp.minimum(path.t_output, path.t_from)
+    z, _ = sampler.flow(path.z_from, path.v_from, time)
+    return path._replace(t_output=time + jnp.asarray(draw_time, time.dtype)), z
 
 
 def start_path(
@@ -120,21 +138,27 @@ def start_path(
         t_next=zero,
         which=count,
         t_refresh=jnp.asarray(t_refresh, dtype),
+        z_from=z,
+        v_from=v,
+        t_from=zero,
         t_output=jnp.asarray(t_output, dtype),
+        t_wall=zero,
         event=jnp.full((), NO_EVENT),
         stats=stats,
     )
 
 
-def _normal(uniform: Array) -> Array:
-    above = -1 + jnp.finfo(uniform.dtype).epsneg  # erf_inv(-1) is infinite
-    return 2**0.5 * lax.erf_inv(jnp.maximum(2 * uniform - 1, above))
-
-
 def restart_path(path: Path, z: Array) -> Path:
     """Go on from ``z``, in new coordinates or for a new target: nothing is known."""
+    zero = jnp.zeros_like(path.t_next)
     return path._replace(
-        z=z, kind=jnp.full_like(path.kind, START), t_next=jnp.zeros_like(path.t_next)
+        z=z,
+        kind=jnp.full_like(path.kind, START),
+        t_next=zero,
+        z_from=z,
+        v_from=path.v,
+        t_from=zero,
+        t_output=path.t_output - path.t_from,
     )
 
 
@@ -163,12 +187,10 @@ def make_tick(
 
     def tick(path: Path) -> Path:
         d, k = path.z.size, path.rate.size
-        rng_key, subkey = random.split(path.rng_key)
-        # One call for all the randomness of a tick. `noise` serves the jump or the
-        # refreshment: a tick has at most one of them.
-        uniform = random.uniform(subkey, (2 + k + d,), path.z.dtype)
+        # `noise` serves the jump or the refreshment: a tick has at most one of them.
+        rng_key, uniform = draw_uniform(path.rng_key, 2 + k + d, path.z.dtype)
         u_accept, u_refresh = uniform[0], uniform[1]
-        e_arrival, noise = exponential(uniform[2 : 2 + k]), _normal(uniform[2 + k :])
+        e_arrival, noise = exponential(uniform[2 : 2 + k]), normal(uniform[2 + k :])
         new_refresh = sampler.refresh_time(u_refresh, refresh_rate)
 
         # A. Move to an end whose gradient is known already.
@@ -179,7 +201,7 @@ def make_tick(
         v = jnp.where(refreshed, sampler.refresh(v, noise), v)
         rate = jnp.where(known_end, sampler.rates(z, v, path.ahead_grad), path.rate)
         t_refresh = jnp.where(refreshed, new_refresh, path.t_refresh - dt)
-        t_output = path.t_output - dt
+        t_from = dt
         kind, t_next = path.kind, path.t_next
         if scheme.look_ahead:
             kind = jnp.where(known_end, AHEAD, kind)
@@ -211,16 +233,22 @@ def make_tick(
         v2 = jnp.where(refreshed_here, sampler.refresh(v2, noise), v2)
         rate2 = sampler.rates(z1, v2, grad)
 
-        # A non-finite look-ahead is tried again nearer by; a non-finite point
-        # on the path is a wall, from which the path returns the way it came.
-        hopeless = t_next < 1e-3 * tuning.window
-        reverse = ~finite & (~ahead | hopeless)
+        # A non-finite look-ahead is tried again nearer by. A non-finite point on the
+        # path means a wall before it: halve the way there, then go back.
+        wall = kind == WALL
+        t_wall = jnp.where(wall & finite, path.t_wall - t_next, t_next)
+        near = t_wall < 0.01 * tuning.window
+        give_up = (ahead & near) | (kind == START)
+        reverse = (wall & near) | (~finite & give_up)
+        probe = (wall | (~finite & ~ahead)) & ~reverse
         dt = jnp.where(moved, t_next, 0)
-        z2 = jnp.where(moved, z1, z)
-        v2 = jnp.where(moved, v2, jnp.where(reverse, -v, v))
-        rate2 = jnp.where(moved, rate2, jnp.where(reverse, -rate, rate))
+        z2, v2, rate2 = (
+            jnp.where(moved, new, old) for new, old in ((z1, z), (v2, v), (rate2, rate))
+        )
+        v2, rate2 = (jnp.where(reverse, -x, x) for x in (v2, rate2))
         t_refresh = jnp.where(refreshed_here, new_refresh, t_refresh - dt)
-        t_output = t_output - dt
+        t_refresh = jnp.maximum(t_refresh, 0)
+        t_from = t_from + dt
 
         # D. The next envelope and proposal.
         rejected = proposal & ~accepted
@@ -255,6 +283,8 @@ def make_tick(
         arrival = arrivals[index]
         limit = jnp.minimum(envelope.horizon, t_refresh)
         proposes = arrival < limit
+        # Without an end the path still has to be looked at now and then.
+        limit = jnp.where(jnp.isfinite(limit), limit, 100 * tuning.window)
         next_time = jnp.where(proposes, arrival, limit)
         at_end = KNOWN_END if scheme.ends_ahead else END
         next_kind = jnp.where(proposes, PROPOSAL, at_end)
@@ -269,10 +299,14 @@ def make_tick(
             next_kind = jnp.where(opens, next_kind, AHEAD)
             next_time = jnp.where(opens, next_time, look)
         else:
-            next_kind = jnp.where(finite, next_kind, START)
-            next_time = jnp.where(finite, next_time, 0)
+            next_kind = jnp.where(finite & ~reverse, next_kind, START)
+            next_time = jnp.where(finite & ~reverse, next_time, 0)
+        next_kind = jnp.where(probe, WALL, next_kind)
+        next_time = jnp.where(probe, 0.5 * t_wall, next_time)
 
-        violated = proposal & (true > bound)
+        # Beyond rounding: an exact bound may be met with equality.
+        tolerance = 1 + jnp.finfo(path.z.dtype).eps ** 0.5
+        violated = proposal & (true > tolerance * bound)
         at_horizon, refreshes = known_end | end, refreshed | refreshed_here
         bins = jnp.minimum((10 * ratio).astype(int), RATIO_BINS - 1)
         in_bin = proposal & (jnp.arange(RATIO_BINS) == bins)
@@ -303,7 +337,11 @@ def make_tick(
             t_next=next_time,
             which=index,
             t_refresh=t_refresh,
-            t_output=t_output,
+            z_from=path.z,
+            v_from=path.v,
+            t_from=t_from,
+            t_output=path.t_output - path.t_from,
+            t_wall=t_wall,
             event=event,
             stats=stats,
         )

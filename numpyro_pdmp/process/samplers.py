@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 
-from numpyro_pdmp.process.hazard import exponential
 from numpyro_pdmp.process.motion import (
     elliptic_flow,
     flip,
@@ -25,6 +24,7 @@ from numpyro_pdmp.process.motion import (
     reflect,
     refresh as refresh_velocity,
 )
+from numpyro_pdmp.process.randomness import exponential
 
 
 @dataclass(frozen=True)

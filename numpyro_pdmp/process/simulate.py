@@ -38,8 +38,9 @@ def simulate(
     """Simulate a path and record its events.
 
     Window and offset of the scheme keep their starting values, which suit a target
-    of about unit scale in whitened coordinates. May be called under ``vmap`` over
-    ``rng_key`` (and ``position``, ``velocity``, ``scale``) and under ``jit``.
+    of about unit scale in whitened coordinates; where ``num_violations`` is more than
+    a few percent of ``num_proposals``, give the scheme a shorter window or a larger
+    offset. May be called under ``jit`` and under ``vmap`` over ``rng_key``.
 
     :param potential_fn: minus the log density, up to a constant, of a position of
         shape ``(d,)``.
@@ -102,12 +103,12 @@ def simulate(
         v = scale._replace(center=jnp.zeros_like(x)).whiten(v)
     z = scale.whiten(x)
     return _run(
-        potential_fn, sampler, scheme, num_events, max_ticks, key_run, z, v, scale
+        potential_fn, sampler, scheme, num_events, key_run, z, v, scale, max_ticks
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _run(potential_fn, sampler, scheme, num_events, max_ticks, rng_key, z, v, scale):
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _run(potential_fn, sampler, scheme, num_events, rng_key, z, v, scale, max_ticks):
     d, dtype = z.size, z.dtype
     tuning = scheme.tuning(sampler.event_time(d), sampler.rate_size(d))
     tuning = jax.tree.map(lambda a: jnp.asarray(a, dtype), tuning)
@@ -117,11 +118,12 @@ def _run(potential_fn, sampler, scheme, num_events, max_ticks, rng_key, z, v, sc
     t_refresh = sampler.refresh_time(uniform, sampler.refresh_rate)
     zero = jnp.zeros((), dtype)
     path = start_path(key_path, z, v, sampler, t_refresh, zero)
+    size = num_events + 1
     entries = (
-        jnp.zeros(num_events + 1, dtype),
-        jnp.tile(z, (num_events + 1, 1)),
-        jnp.tile(v, (num_events + 1, 1)),
-        jnp.full(num_events + 1, NO_EVENT),
+        jnp.zeros(size, dtype),
+        jnp.tile(z, (size, 1)),
+        jnp.tile(v, (size, 1)),
+        jnp.full(size, NO_EVENT),
     )
 
     def unfinished(state):
@@ -130,12 +132,12 @@ def _run(potential_fn, sampler, scheme, num_events, max_ticks, rng_key, z, v, sc
 
     def step(_, state):
         path, ticks, count, elapsed, entries = state
-        new = tick(path._replace(t_output=zero))
-        elapsed = elapsed - new.t_output
+        new = tick(path)
+        elapsed = elapsed + new.t_from
         # Every tick writes the entry after the last event; an event completes it. A
-        # finished path writes beyond the arrays, which does nothing, and stays.
+        # finished path stays as it is and writes beyond the arrays, which is dropped.
         going = unfinished(state)
-        place = jnp.where(going, count + 1, num_events + 1)
+        place = jnp.where(going, count + 1, size)
         values = (elapsed, new.z, new.v, new.event)
         entries = tuple(
             entry.at[place].set(value, mode="drop")
@@ -153,7 +155,7 @@ def _run(potential_fn, sampler, scheme, num_events, max_ticks, rng_key, z, v, sc
     )
     elapsed, zs, vs, kinds = entries
     # A path that ran out of ticks ends at its anchor, which the other entries repeat.
-    last = jnp.minimum(jnp.arange(num_events + 1), count + 1)
+    last = jnp.minimum(jnp.arange(size), count + 1)
     skeleton = Skeleton(
         durations=elapsed[1:],
         positions=jax.vmap(scale.position)(zs[last]),

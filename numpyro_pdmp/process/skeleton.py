@@ -63,6 +63,7 @@ class Skeleton:
     flow_name: str = "linear"
 
     @property
+    @jax.jit
     def times(self) -> Array:
         """``(n + 1,)`` times of the entries; the first is 0."""
         times = lax.cummax(jnp.cumsum(self.durations))  # rounding may break the order

@@ -10,7 +10,8 @@ from scipy.optimize import brentq
 import jax
 import jax.numpy as jnp
 
-from numpyro_pdmp.process.hazard import clamped_line, exponential, line_arrival
+from numpyro_pdmp.process.hazard import clamped_line, line_arrival
+from numpyro_pdmp.process.randomness import exponential
 
 VALUES = (-1e3, -1.0, -1e-3, 0.0, 1e-3, 1.0, 1e3)
 MASSES = (1e-3, 0.4, 5.0)

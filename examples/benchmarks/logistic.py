@@ -1,0 +1,161 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Boomerang, BPS and ZigZag against NUTS on a logistic regression, as ratios.
+
+NumPyro compiles anew at every ``MCMC.run`` without a progress bar, so the time of a
+draw is the slope between two lengths of one compiled loop over ``kernel.sample``.
+Everything that is compared is timed in turns within one run of this script.
+
+    python examples/benchmarks/logistic.py --num-data 1000 --dim 25
+"""
+
+import argparse
+import time
+
+import numpy as np
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro.diagnostics import effective_sample_size
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import potential_energy
+from numpyro_pdmp import BPS, Boomerang, ZigZag
+
+
+def make_data(num_data, dim, seed=0):
+    """Correlated standard normal covariates with an intercept."""
+    rng = np.random.default_rng(seed)
+    mixing = np.eye(dim) + 0.3 * rng.normal(size=(dim, dim)) / dim**0.5
+    x = rng.normal(size=(num_data, dim)) @ mixing
+    x[:, 0] = 1
+    logits = x @ (0.5 * rng.normal(size=dim))
+    y = rng.random(num_data) < 1 / (1 + np.exp(-logits))
+    return jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+
+
+def model(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+
+def seconds(fn, *args):
+    start = time.perf_counter()
+    jax.block_until_ready(fn(*args))
+    return time.perf_counter() - start
+
+
+def slope(loop, state, short, long):
+    """Seconds per step of a compiled loop, compilation excluded."""
+    return (seconds(loop, state, long) - seconds(loop, state, short)) / (long - short)
+
+
+def compile_seconds(kernel, keys, args):
+    """Seconds to initialise, trace and compile one kernel's sampling loop."""
+    start = time.perf_counter()
+    state = kernel.init(keys, 1000, None, args, {})
+    jax.jit(lambda s: kernel.sample(s, args, {})).lower(state).compile()
+    return time.perf_counter() - start
+
+
+def main(args):
+    data = make_data(args.num_data, args.dim)
+    keys = random.split(random.key(1), args.num_chains)
+    kernels = {
+        "NUTS": lambda: NUTS(model),
+        "NUTS dense": lambda: NUTS(model, dense_mass=True),
+        "Boomerang": lambda: Boomerang(model, dense_mass=True),
+        "BPS": lambda: BPS(model, dense_mass=True),
+        "ZigZag": lambda: ZigZag(model, dense_mass=True),
+    }
+    # Twice, since the first of all pays for what all share.
+    compiling = {}
+    for _ in range(2):
+        compiling = {k: compile_seconds(v(), keys, data) for k, v in kernels.items()}
+
+    def raw_gradient(beta, n):
+        grad = jax.vmap(
+            jax.grad(lambda b: potential_energy(model, data, {}, {"beta": b}))
+        )
+        return lax.fori_loop(0, n, lambda _, b: b - 1e-6 * grad(b), beta)
+
+    raw = jax.jit(raw_gradient)
+    start = jnp.zeros((args.num_chains, args.dim))
+    raw(start, 1)
+
+    runs = {}
+    for name, new_kernel in kernels.items():
+        kernel = new_kernel()
+        mcmc = MCMC(
+            kernel,
+            num_warmup=1000,
+            num_samples=args.num_samples,
+            num_chains=args.num_chains,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        field = "num_steps" if name.startswith("NUTS") else "num_grad"
+        mcmc.run(random.key(0), *data, extra_fields=(field,))
+        beta = np.asarray(mcmc.get_samples(group_by_chain=True)["beta"], float)
+        ess = effective_sample_size(beta).min()
+        ess_square = effective_sample_size((beta - beta.mean((0, 1))) ** 2).min()
+        steps = np.asarray(mcmc.get_extra_fields(group_by_chain=True)[field])
+        loop = jax.jit(
+            lambda s, n, kernel=kernel: lax.fori_loop(
+                0, n, lambda _, s: kernel.sample(s, data, {}), s
+            )
+        )
+        jax.block_until_ready(loop(mcmc.last_state, 1))
+        runs[name] = beta, min(ess, ess_square), steps, loop, mcmc.last_state
+
+    # In turns, so that a busy machine disturbs all alike; the median of the turns.
+    times = {name: [] for name in [*runs, "raw"]}
+    for _ in range(args.repeats):
+        for name, (*_, loop, state) in runs.items():
+            times[name].append(slope(loop, state, 100, 100 + args.timed_draws))
+        times["raw"].append(slope(raw, start, 100, 100 + 10 * args.timed_draws))
+    median = {name: np.median(t) for name, t in times.items()}
+
+    reference = runs["NUTS dense"][0]
+    sd = reference.std((0, 1))
+    print(
+        f"logistic regression N={args.num_data} d={args.dim}, {args.num_chains} "
+        f"vectorised chains; raw gradient {1e6 * median['raw']:.0f} us"
+    )
+    print(
+        "| kernel | gradients a draw | min ESS(x, x^2) per gradient, over NUTS | ... "
+        "over dense NUTS | min ESS per second, over NUTS | ... over dense NUTS | "
+        "iteration over raw gradient | compile time over dense NUTS | "
+        "largest mean error, sd | sd ratio |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    per_grad = {k: r[1] / r[2].sum() for k, r in runs.items()}
+    per_second = {k: r[1] / (r[0].shape[1] * median[k]) for k, r in runs.items()}
+    for name, (beta, _, steps, *_) in runs.items():
+        iterations = steps.max(0).mean()  # a vectorised loop waits for the slowest
+        error = np.abs((beta.mean((0, 1)) - reference.mean((0, 1))) / sd).max()
+        print(
+            f"| {name} | {steps.mean():.2f} "
+            f"| {per_grad[name] / per_grad['NUTS']:.2f} "
+            f"| {per_grad[name] / per_grad['NUTS dense']:.2f} "
+            f"| {per_second[name] / per_second['NUTS']:.2f} "
+            f"| {per_second[name] / per_second['NUTS dense']:.2f} "
+            f"| {median[name] / iterations / median['raw']:.2f} "
+            f"| {compiling[name] / compiling['NUTS dense']:.2f} "
+            f"| {error:.3f} | {(beta.std((0, 1)) / sd).mean():.4f} |"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num-data", type=int, default=1000)
+    parser.add_argument("--dim", type=int, default=25)
+    parser.add_argument("--num-chains", type=int, default=4)
+    parser.add_argument("--num-samples", type=int, default=4000)
+    parser.add_argument("--timed-draws", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=5)
+    main(parser.parse_args())

@@ -1,0 +1,278 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+import numpy as np
+import pytest
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+
+from numpyro.infer import MCMC
+from numpyro.infer.hmc_util import build_adaptation_schedule
+from numpyro_pdmp import BPS, Boomerang, ZigZag
+from numpyro_pdmp.process.scale import Scale
+from numpyro_pdmp.warmup import (
+    find_mode,
+    find_start,
+    renew_scale,
+    update_moments,
+    window_ends,
+    zero_moments,
+)
+
+KERNELS = (BPS, Boomerang, ZigZag)
+
+
+def gaussian(dim=6, low=-3, high=3, rho=0.8):
+    """Mean, covariance and potential of a Gaussian, scales ``10**low..10**high``."""
+    scales = np.logspace(low, high, dim)
+    lag = np.abs(np.subtract.outer(np.arange(dim), np.arange(dim)))
+    covariance = rho**lag * np.outer(scales, scales)
+    mean = scales * np.linspace(-1, 1, dim)
+    # Factored in NumPy: the precision matrix has no digits left in single precision.
+    factor = np.linalg.inv(np.linalg.cholesky(rho**lag))
+
+    def potential_fn(x):
+        return 0.5 * jnp.sum(jnp.square(factor @ ((x - mean) / scales)))
+
+    return mean, covariance, potential_fn
+
+
+def relative_eigenvalues(estimate, covariance):
+    """Eigenvalues of the estimate in coordinates in which the truth is the identity."""
+    inverse = np.linalg.inv(np.linalg.cholesky(covariance))
+    return np.linalg.eigvalsh(inverse @ np.asarray(estimate, float) @ inverse.T)
+
+
+# Schedule
+
+
+@pytest.mark.parametrize("num_warmup", [20, 60, 150, 300, 1000])
+def test_window_ends_follow_numpyro(num_warmup):
+    *windows, _ = build_adaptation_schedule(num_warmup)
+    np.testing.assert_array_equal(window_ends(num_warmup), [w.end + 1 for w in windows])
+
+
+def test_window_ends_literally():
+    assert window_ends(1000).tolist() == [75, 100, 150, 250, 450, 950]
+
+
+@pytest.mark.parametrize("num_warmup", [0, 1, 5, 19])
+def test_short_warmup_is_one_window(num_warmup):
+    assert window_ends(num_warmup).tolist() == [0, num_warmup]
+
+
+# Moments and scale
+
+
+def moments_of(draws, factor):
+    start = zero_moments(jnp.asarray(factor), draws.shape[1])
+    return lax.scan(lambda m, z: (update_moments(m, z), None), start, draws)[0]
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_update_moments_against_numpy(dense):
+    draws = 3 + 2 * random.normal(random.key(0), (50, 3))
+    moments = moments_of(draws, np.eye(3, dtype="f4") if dense else np.ones(3, "f4"))
+    covariance = np.cov(draws, rowvar=False, ddof=0)
+    expected = covariance if dense else np.diag(covariance)
+    assert moments.num == 50
+    np.testing.assert_allclose(moments.mean, np.mean(draws, 0), rtol=1e-5)
+    np.testing.assert_allclose(moments.m2 / moments.num, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_renewed_scale_ignores_noise():
+    dim, num = 20, 60
+    draws = random.normal(random.key(1), (num, dim))
+    old = Scale(jnp.zeros(dim), jnp.eye(dim))
+    new = renew_scale(old, moments_of(draws, old.factor), None)
+    raw = np.cov(draws, rowvar=False, ddof=0)
+    error = np.linalg.norm(new.covariance() - np.eye(dim))
+    assert error < 0.2 * np.linalg.norm(raw - np.eye(dim))
+    assert np.linalg.norm(new.center) < 0.2 * np.linalg.norm(np.mean(draws, 0))
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("wrong", [0.1, 10.0])
+def test_renewed_scale_recovers(dense, wrong):
+    dim = 3
+    truth = np.linspace(1, 2, dim)
+    scale = Scale(
+        jnp.full(dim, 5.0), (jnp.eye(dim) if dense else jnp.ones(dim)) * wrong
+    )
+    for key in random.split(random.key(2), 3):
+        x = 1 + truth * random.normal(key, (400, dim))
+        moments = moments_of(jax.vmap(scale.whiten)(x), scale.factor)
+        scale = renew_scale(scale, moments, None)
+    variances = scale.covariance()
+    variances = np.diag(variances) if dense else variances
+    # Three standard errors of a standard deviation from 400 draws are 11 %.
+    np.testing.assert_allclose(np.sqrt(variances), truth, rtol=0.15)
+    np.testing.assert_allclose(scale.center, 1, atol=0.5)
+
+
+def test_renewed_scale_keeps_blocks():
+    draws = random.normal(random.key(3), (100, 3)) @ random.normal(
+        random.key(4), (3, 3)
+    )
+    mask = np.eye(3, dtype=bool)
+    mask[0, 1] = mask[1, 0] = True
+    old = Scale(jnp.zeros(3), jnp.eye(3))
+    covariance = renew_scale(old, moments_of(draws, old.factor), mask).covariance()
+    assert np.all((np.abs(covariance) > 1e-3) == mask)
+
+
+@pytest.mark.parametrize("num", [0, 1])
+def test_renewed_scale_needs_draws(num):
+    old = Scale(jnp.zeros(2), jnp.eye(2))
+    new = renew_scale(old, moments_of(jnp.ones((num, 2)), old.factor), None)
+    np.testing.assert_array_equal(new.factor, old.factor)
+    np.testing.assert_array_equal(new.center, old.center)
+
+
+# Descent
+
+
+def test_mode_of_badly_scaled_quadratic():
+    mean, covariance, potential_fn = gaussian()
+    mode, root, log_mass = find_mode(potential_fn, jnp.ones(6), jnp.asarray(True))
+    # The descent stops within 0.01 of the minimal energy.
+    assert potential_fn(mode) < 0.02
+    values = relative_eigenvalues(root @ root.T, covariance)
+    np.testing.assert_allclose(values, 1, rtol=0.02)
+    # The mass of a Gaussian without its factors of 2 pi.
+    expected = 0.5 * np.linalg.slogdet(covariance)[1]
+    np.testing.assert_allclose(log_mass, expected, atol=0.05)
+
+
+def rosenbrock(x):
+    return 0.5 * (1 - x[0]) ** 2 + 20 * (x[1] - x[0] ** 2) ** 2
+
+
+@pytest.mark.parametrize("start", [(-2.0, 2.0), (2.0, -2.0), (-1.0, 1.0)])
+def test_mode_of_a_curved_valley(start):
+    mode, root, _ = find_mode(rosenbrock, jnp.asarray(start), jnp.asarray(True))
+    # Along the valley steps are short; a draw has energy 1 on average.
+    assert rosenbrock(mode) < 0.5
+    assert np.all(np.isfinite(root))
+
+
+@pytest.mark.parametrize("start", [1.5, 5.0, 50.0])
+def test_mode_of_a_steep_potential(start):
+    def potential_fn(x):
+        return jnp.sum((x / 2) ** 20)
+
+    mode, root, _ = find_mode(potential_fn, jnp.full(2, start), jnp.asarray(True))
+    assert potential_fn(mode) < 0.1
+    assert np.all(np.isfinite(root))
+
+
+def test_no_descent_when_inactive():
+    start = jnp.asarray([-2.0, 2.0])
+    mode, *_ = find_mode(rosenbrock, start, jnp.asarray(False))
+    np.testing.assert_array_equal(mode, start)
+    x, factor = find_start(
+        rosenbrock, random.key(0), start, jnp.eye(2), None, jnp.asarray(False)
+    )
+    np.testing.assert_array_equal(x, start)
+    np.testing.assert_array_equal(factor, jnp.eye(2))
+
+
+def test_start_leaves_a_negligible_mode():
+    def potential_fn(x):  # a mode at 1.5 and one of e^20 times its mass at -1.5
+        energies = 20 * (x - jnp.asarray([1.5, -1.5])) ** 2 + jnp.asarray([20.0, 0.0])
+        return -jax.nn.logsumexp(-energies)
+
+    x, _ = find_start(
+        potential_fn,
+        random.key(0),
+        jnp.asarray([1.5]),
+        jnp.eye(1),
+        None,
+        jnp.asarray(True),
+    )
+    np.testing.assert_allclose(x, -1.5, atol=0.1)
+
+
+# The kernel
+
+
+def trajectory(kernel, num_warmup, num_steps, init_params, seed=0):
+    """All states of a run, warm-up included."""
+    state = kernel.init(random.key(seed), num_warmup, init_params)
+
+    def step(state, _):
+        state = kernel.sample(state, (), {})
+        return state, state
+
+    return jax.jit(lambda s: lax.scan(step, s, None, num_steps))(state)[1]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_warmup_recovers_scales_then_freezes(kernel):
+    mean, covariance, potential_fn = gaussian()
+    num_warmup = 300
+    states = trajectory(
+        kernel(potential_fn=potential_fn), num_warmup, num_warmup + 30, jnp.ones(6)
+    )
+    scale, tuning = states.adapt_state.scale, states.adapt_state.tuning
+    values = relative_eigenvalues(scale[1][-1] @ scale[1][-1].T, covariance)
+    assert 0.8 < values.min() and values.max() < 1.25
+    assert np.abs((scale[0][-1] - mean) / np.sqrt(np.diag(covariance))).max() < 0.5
+    for x in jax.tree.leaves((scale, tuning)):
+        frozen = np.asarray(x)[num_warmup - 1 :]
+        np.testing.assert_array_equal(frozen, np.broadcast_to(frozen[0], frozen.shape))
+    assert np.unique(tuning.offset[:num_warmup]).size > 10  # it did adapt before
+
+
+def test_without_warmup_nothing_is_adapted():
+    states = trajectory(
+        Boomerang(potential_fn=gaussian(2, 0, 0)[2]), 0, 10, jnp.ones(2)
+    )
+    adapted = states.adapt_state
+    np.testing.assert_array_equal(adapted.scale.factor[-1], jnp.eye(2))
+    np.testing.assert_array_equal(adapted.scale.center[-1], jnp.zeros(2))
+    assert np.unique(adapted.tuning.window).size == 1
+    assert np.unique(adapted.tuning.offset).size == 1
+
+
+@pytest.mark.parametrize("num_warmup", [1, 5])
+def test_short_warmup(num_warmup):
+    _, covariance, potential_fn = gaussian(2, 0, 0)
+    states = trajectory(
+        Boomerang(potential_fn=potential_fn), num_warmup, 10, jnp.ones(2)
+    )
+    factor = states.adapt_state.scale.factor[-1]
+    assert np.all(np.isfinite(states.z)) and np.all(np.isfinite(factor))
+    # The descent alone has found it; so few draws cannot do harm.
+    values = relative_eigenvalues(factor @ factor.T, covariance)
+    assert 0.5 < values.min() and values.max() < 2
+
+
+def test_adaptation_can_be_off():
+    matrix = np.asarray([[2.0, 0.5], [0.5, 1.0]])
+    kernel = ZigZag(
+        potential_fn=gaussian(2, 0, 0)[2],
+        inverse_mass_matrix=matrix,
+        center=np.ones(2),
+        adapt_mass_matrix=False,
+    )
+    states = trajectory(kernel, 30, 40, jnp.ones(2))
+    scale = states.adapt_state.scale
+    factor = np.linalg.cholesky(matrix)
+    np.testing.assert_allclose(
+        scale.factor, np.broadcast_to(factor, (40, 2, 2)), rtol=1e-6
+    )
+    assert np.all(np.asarray(scale.center) == 1)
+    assert np.unique(states.adapt_state.tuning.offset).size > 5  # envelopes still are
+
+
+def test_given_metric_is_refined_without_descent():
+    _, covariance, potential_fn = gaussian(2, 0, 0)
+    kernel = BPS(potential_fn=potential_fn, inverse_mass_matrix=np.full(2, 100.0))
+    mcmc = MCMC(kernel, num_warmup=300, num_samples=1, progress_bar=False)
+    mcmc.run(random.key(0), init_params=jnp.ones(2))
+    factor = mcmc.last_state.adapt_state.scale.factor
+    values = relative_eigenvalues(factor @ factor.T, covariance)
+    assert 0.5 < values.min() and values.max() < 2
