@@ -404,7 +404,7 @@ class PDMPKernel(MCMCKernel):
             (state.i == 0) & (adapt_state.num_warmup > 0),
         )
         scale = Scale(x, factor)
-        path = restart_path(path, scale.whiten(x))
+        path = restart_path(path, jnp.zeros_like(x))  # the start is the centre
         return state._replace(path=path, adapt_state=adapt_state._replace(scale=scale))
 
     def _tune(self, state, elapsed):

@@ -16,6 +16,8 @@ after       nothing                        everything is frozen
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
@@ -219,15 +221,18 @@ def find_start(
     :param active: boolean; nothing happens where it is false.
     :return: mode and factor.
     """
-    # Signed rotations of a start are as likely as the start itself under NumPyro's
-    # default law, and cost no random numbers.
+    # Signed permutations of a start are as likely as the start itself under NumPyro's
+    # default law; fixed ones cost no random numbers.
     dim = x.size
-    num = min(8, 128 // dim) if dim <= 32 else 1
-    starts = jnp.stack([(-1) ** k * jnp.roll(x, k // 2) for k in range(num)])
+    rng = np.random.default_rng(0)
+    starts = [x]
+    for _ in range(min(8, 128 // dim) - 1 if dim <= 32 else 0):
+        signs = jnp.asarray(rng.choice(np.array([-1.0, 1.0]), dim), x.dtype)
+        starts.append(signs * x[rng.permutation(dim)])
     # One after the other: XLA's CPU thread pool can deadlock on large batches of
     # the factorisations that some models contain.
     modes, roots, log_mass = lax.map(
-        lambda x: find_mode(potential_fn, x, active), starts
+        lambda x: find_mode(potential_fn, x, active), jnp.stack(starts)
     )
     log_mass = jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf)
     best = jnp.argmax(log_mass)

@@ -341,8 +341,8 @@ def first_events(scheme):
 
         def step(state):
             path, time = state
-            path = tick(path._replace(t_output=zero[0]))
-            return path, time - path.t_output
+            path = tick(path)
+            return path, time + path.t_from
 
         path = start_path(rng_key, zero, zero + 1, sampler, jnp.array(3.0), zero[0])
         path, time = lax.while_loop(
