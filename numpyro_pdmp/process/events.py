@@ -4,7 +4,7 @@
 r"""Event-time schemes: from what is known of the signed rates to an envelope.
 
 The simulation loop proposes event times from a Poisson process with rate
-:math:`h_i(s) = \max(0, a_i + b_i s)`, the *envelope*, and accepts a proposal with
+:math:`h_i(s) = \max(0, a_i + b_i s) + c`, the *envelope*, and accepts a proposal with
 probability :math:`\max(0, g_i(s)) / h_i(s)` (thinning). Where :math:`h_i \ge g_i` the
 result is exact; a proposal with :math:`g_i > h_i` is a *violation*, and is counted.
 
@@ -22,10 +22,11 @@ import jax.numpy as jnp
 
 
 class Envelope(NamedTuple):
-    """Lines :math:`a_i + b_i s` for times ``s`` after the current point."""
+    r"""Rates :math:`\max(0, a_i + b_i s) + c` for times ``s`` after this point."""
 
     value: Array  # (k,) a
     slope: Array  # (k,) b
+    offset: Array  # () c
     horizon: Array  # () trusted up to here, then renewed
 
 
@@ -33,7 +34,7 @@ class Tuning(NamedTuple):
     """Numbers of a scheme that warm-up may set."""
 
     window: Array  # () how far an envelope reaches
-    offset: Array  # () added to every line
+    offset: Array  # () added to every clamped line
 
 
 class Known(NamedTuple):
@@ -105,9 +106,9 @@ def _validate(alpha: float, R: float = 1.0, **times_and_offset: float | None) ->
             raise ValueError(f"`{name}` must be a positive time, got {value}.")
 
 
-def _inflate(rate: Array, alpha: float, offset: Array) -> Array:
-    r"""Raise a signed rate: :math:`\max(g, \alpha g) + c`."""
-    return jnp.maximum(rate, alpha * rate) + offset
+def _inflate(rate: Array, alpha: float) -> Array:
+    r"""Raise a positive rate: :math:`\max(g, \alpha g)`."""
+    return jnp.maximum(rate, alpha * rate)
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ class Interpolation(EventTime):
     :param t_init: look-ahead window in process time; default about the time between
         events, refined during warm-up.
     :param R: proposals with a ratio above ``R`` are rejected (Section 3.2).
-    :param offset: added to the line; refined during warm-up.
+    :param offset: added to the clamped line, so that proposals are made, and violations
+        noticed, everywhere; refined during warm-up.
     """
 
     alpha: float = 1.0
@@ -162,12 +164,11 @@ class Interpolation(EventTime):
         return jnp.minimum(tuning.window / speed, t_refresh)
 
     def open(self, tuning, known):
-        offset = tuning.offset * known.speed
-        left = _inflate(known.rate, self.alpha, offset)
-        right = _inflate(known.ahead, self.alpha, offset)
+        left = _inflate(known.rate, self.alpha)
+        right = _inflate(known.ahead, self.alpha)
         width = known.ahead_time
         slope = (right - left) / jnp.where(width > 0, width, 1)
-        return Envelope(left, slope, width)
+        return Envelope(left, slope, tuning.offset * known.speed, width)
 
 
 @dataclass(frozen=True)
@@ -212,13 +213,14 @@ class PublishedInterpolation(EventTime):
     def open(self, tuning, known):
         left, right = jnp.maximum(known.rate, 0), jnp.maximum(known.ahead, 0)
         slope = self._line(left, right, known.ahead_time)
-        return Envelope(self.alpha * left, slope, jnp.full_like(tuning.window, jnp.inf))
+        horizon = jnp.full_like(tuning.window, jnp.inf)
+        return Envelope(self.alpha * left, slope, tuning.offset, horizon)
 
     def reject(self, tuning, known):
         left, right = jnp.maximum(known.last_rate, 0), jnp.maximum(known.rate, 0)
         slope = self._line(left, right, known.last_time)
         horizon = jnp.full_like(tuning.window, jnp.inf)
-        return Envelope(self.alpha * right, slope, horizon)
+        return Envelope(self.alpha * right, slope, tuning.offset, horizon)
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,8 @@ class Tangent(EventTime):
     :param alpha: factor on positive rates.
     :param window: how far a tangent is trusted; default about the time between
         events, refined during warm-up.
-    :param offset: added to the line; refined during warm-up.
+    :param offset: added to the clamped line, so that proposals are made, and violations
+        noticed, everywhere; refined during warm-up.
     """
 
     alpha: float = 1.0
@@ -259,10 +262,10 @@ class Tangent(EventTime):
 
     def open(self, tuning, known):
         window = tuning.window / known.speed
-        offset = tuning.offset * known.speed
-        left = _inflate(known.rate, self.alpha, offset)
-        right = _inflate(known.rate + window * known.slope, self.alpha, offset)
-        return Envelope(left, (right - left) / window, window)
+        left = _inflate(known.rate, self.alpha)
+        right = _inflate(known.rate + window * known.slope, self.alpha)
+        slope, offset = (right - left) / window, tuning.offset * known.speed
+        return Envelope(left, slope, offset, window)
 
 
 Bound = Callable[[Array, Array], tuple[Array, Array]]
@@ -291,6 +294,7 @@ class ExactBound(EventTime):
         return Envelope(
             jnp.broadcast_to(jnp.asarray(a, like.dtype), like.shape),
             jnp.broadcast_to(jnp.asarray(b, like.dtype), like.shape),
+            tuning.offset,
             jnp.full_like(tuning.window, jnp.inf),
         )
 

@@ -131,7 +131,7 @@ def start_path(
         z=z,
         v=v,
         rate=zeros,
-        envelope=Envelope(zeros, zeros, zero),
+        envelope=Envelope(zeros, zeros, zero, zero),
         ahead_rate=zeros,
         ahead_grad=jnp.zeros_like(z),
         kind=jnp.full((), START),
@@ -188,9 +188,9 @@ def make_tick(
     def tick(path: Path) -> Path:
         d, k = path.z.size, path.rate.size
         # `noise` serves the jump or the refreshment: a tick has at most one of them.
-        rng_key, uniform = draw_uniform(path.rng_key, 2 + k + d, path.z.dtype)
-        u_accept, u_refresh = uniform[0], uniform[1]
-        e_arrival, noise = exponential(uniform[2 : 2 + k]), normal(uniform[2 + k :])
+        rng_key, uniform = draw_uniform(path.rng_key, 4 + k + d, path.z.dtype)
+        u_accept, u_refresh, u_which, u_offset = uniform[:4]
+        e_arrival, noise = exponential(uniform[4 : 4 + k]), normal(uniform[4 + k :])
         new_refresh = sampler.refresh_time(u_refresh, refresh_rate)
 
         # A. Move to an end whose gradient is known already.
@@ -205,7 +205,7 @@ def make_tick(
         kind, t_next = path.kind, path.t_next
         if scheme.look_ahead:
             kind = jnp.where(known_end, AHEAD, kind)
-            speed = sampler.speed(v)
+            speed = sampler.speed(z, v)
             t_next = jnp.where(known_end, scheme.look(tuning, speed, t_refresh), t_next)
 
         # B. The gradient, at the place that was asked for.
@@ -224,7 +224,8 @@ def make_tick(
         proposal = finite & (kind == PROPOSAL)
         end = finite & (kind == END)
         bound = clamped_line(path.envelope.value, path.envelope.slope, t_next)
-        bound, true = bound[path.which], jnp.maximum(rate1[path.which], 0)
+        bound = bound[path.which] + path.envelope.offset
+        true = jnp.maximum(rate1[path.which], 0)
         ratio = true / jnp.where(bound > 0, bound, 1)
         accepted = proposal & (u_accept * bound < true) & (ratio <= scheme.max_ratio)
         refreshed_here = end & (t_refresh <= t_next)
@@ -252,7 +253,7 @@ def make_tick(
 
         # D. The next envelope and proposal.
         rejected = proposal & ~accepted
-        speed = sampler.speed(v2)
+        speed = sampler.speed(z2, v2)
         if scheme.uses_slope:
             slope = sampler.slopes(z2, v2, grad, hessian_vector(v2))
         else:
@@ -281,6 +282,11 @@ def make_tick(
         arrivals = line_arrival(envelope.value, envelope.slope, e_arrival)
         index = jnp.argmin(arrivals)
         arrival = arrivals[index]
+        # The constant part of the envelope is a process of its own.
+        other = exponential(u_offset, k * envelope.offset)
+        uniform_index = jnp.minimum((u_which * k).astype(index.dtype), k - 1)
+        index = jnp.where(other < arrival, uniform_index, index)
+        arrival = jnp.minimum(other, arrival)
         limit = jnp.minimum(envelope.horizon, t_refresh)
         proposes = arrival < limit
         # Without an end the path still has to be looked at now and then.

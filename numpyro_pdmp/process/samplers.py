@@ -84,8 +84,11 @@ class Sampler:
             time = jnp.where(jnp.isfinite(time), 1 / jnp.where(rate > 0, rate, 1), time)
         return time
 
-    def speed(self, v: Array) -> Array:
-        """Pace of the process relative to a typical velocity; scales windows."""
+    def speed(self, z: Array, v: Array) -> Array:
+        """How fast rates change, relative to a typical path.
+
+        Windows are divided by it and offsets multiplied.
+        """
         return jnp.sqrt(jnp.mean(jnp.square(v)))
 
     def num_rates(self, dim: int) -> int:
@@ -139,8 +142,10 @@ class BoomerangProcess(Sampler):
     def slopes(self, z, v, gradient, curvature):
         return (v @ curvature - z @ gradient)[None]
 
-    def speed(self, v):
-        return jnp.ones((), v.dtype)  # time is an angle
+    def speed(self, z, v):
+        # Time is an angle, but far out rates grow like the square of the radius,
+        # which is constant along the path and about 1 in this scale.
+        return 0.5 * (jnp.mean(jnp.square(z)) + jnp.mean(jnp.square(v)))
 
     def event_time(self, dim):
         return 0.75
