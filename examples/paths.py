@@ -65,7 +65,7 @@ def main(args):
         axis.set(title=name, xlabel="$x_1$", aspect="equal")
         axis.set(xlim=(-2.7, 2.7), ylim=(-2.2, 2.2))
     axes[0].set_ylabel("$x_2$")
-    axes[0].legend(loc="upper left", frameon=False)
+    axes[2].legend(loc="upper center", frameon=False)
     figure.tight_layout()
     figure.savefig(args.output, dpi=150)
 

@@ -124,20 +124,23 @@ def check(mcmc: MCMC) -> Report:
     samples = mcmc.get_samples(group_by_chain=True)
     latent = state.z if isinstance(samples, dict) else {"z": state.z}
     samples = samples if isinstance(samples, dict) else {"z": samples}
-    ess, r_hat = [], []
+    ess: list[float] = []
+    r_hat: list[float] = []
     for name, x in samples.items():
         if name not in latent:
             continue
-        x = np.asarray(x, float)
-        ess.append(np.min(effective_sample_size(x), initial=np.inf))
-        r_hat.append(np.max(split_gelman_rubin(x), initial=0.0))
+        x = np.asarray(x, float).reshape(*x.shape[:2], -1)
+        x = x[..., np.ptp(x, (0, 1)) > 0]  # some entries of a site may be constants
+        if x.shape[1] >= 4:
+            ess.extend(np.atleast_1d(effective_sample_size(x)))
+            r_hat.extend(np.atleast_1d(split_gelman_rubin(x)))
     totals = {k: np.asarray(v, float) for k, v in state.totals._asdict().items()}
     total = {k: v.sum() for k, v in totals.items()}
     num_chains = mcmc.num_chains
     num_draws = next(iter(samples.values())).shape[:2]
     steps = np.sum(state.i - state.adapt_state.num_warmup)
     proposals = max(total["num_proposals"], 1)
-    min_ess = float(np.min(ess))
+    min_ess = float(np.min(ess)) if ess else float("nan")
     # Only the draws of the last run are at hand, and all steps since warm-up counted.
     share = num_draws[0] * num_draws[1] * mcmc.thinning / max(steps, 1)
     report = Report(
@@ -149,7 +152,7 @@ def check(mcmc: MCMC) -> Report:
         acceptance=total["sum_ratio"] / proposals,
         nonfinite=int(total["num_nonfinite"]),
         diverging=int(np.sum(mcmc.get_extra_fields().get("diverging", 0))),
-        max_r_hat=float(np.max(r_hat)),
+        max_r_hat=float(np.max(r_hat)) if r_hat else float("nan"),
         min_ess=min_ess,
         grad_per_ess=share * total["num_grad"] / min_ess,
         ratio_histogram=totals["ratio_histogram"].reshape(-1, 21).sum(0).astype(int),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from numpyro.infer import MCMC
+from numpyro_pdmp.kernel import PDMPKernel
 
 #: state fields that become variables of ``sample_stats``, with ArviZ's names
 SAMPLE_STATS = {
@@ -48,6 +49,8 @@ def to_inference_data(mcmc: MCMC, **kwargs: Any) -> Any:
         names = {k: v for k, v in SAMPLE_STATS.items() if k in stats and k != v}
         data.sample_stats = stats.rename(names)
     sampler = mcmc.sampler
+    if not isinstance(sampler, PDMPKernel):
+        return data
     tuning = mcmc.last_state.adapt_state.tuning
     data["posterior"].attrs.update(
         sampler=type(sampler).__name__,

@@ -10,20 +10,24 @@ from functools import partial
 import math
 from typing import Any, ClassVar
 
+import numpy as np
+
 import jax
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
+from numpyro.handlers import seed
 from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.infer.util import ParamInfo, initialize_model
+from numpyro.infer.util import ParamInfo, initialize_model, unconstrain_fn
 from numpyro.util import identity, is_prng_key, not_jax_tracer
 from numpyro_pdmp.metric import initial_scale, mass_mask
-from numpyro_pdmp.potential import ModelFunctions, model_functions
+from numpyro_pdmp.potential import ModelFunctions, gradient_fn, model_functions
 from numpyro_pdmp.process.events import EventTime, event_time_scheme
 from numpyro_pdmp.process.loop import (
     NO_EVENT,
+    continue_from_output,
     has_output,
     make_tick,
     read_output,
@@ -143,8 +147,13 @@ class PDMPKernel(MCMCKernel):
             )
         if record not in ("time", "events"):
             raise ValueError(f"`record` must be 'time' or 'events', got {record!r}.")
-        if not (isinstance(max_grad, int) and max_grad > 0):
+        if not (isinstance(max_grad, (int, np.integer)) and 0 < max_grad < 2**31):
             raise ValueError(f"`max_grad` must be a positive integer, got {max_grad}.")
+        if not (dense_mass is None or isinstance(dense_mass, (bool, list))):
+            raise TypeError(
+                f"`dense_mass` must be a bool or a list of tuples of site names, got "
+                f"{dense_mass!r}."
+            )
         self._sampler = sampler
         self._model = model
         self._potential_fn = potential_fn
@@ -187,12 +196,19 @@ class PDMPKernel(MCMCKernel):
 
     def _functions(self, model_args, model_kwargs):
         if self._potential_fn is not None:
-            return ModelFunctions(self._potential_fn, identity, None)
+            return ModelFunctions(self._potential_fn, identity, identity, None)
         assert self._model is not None
         return model_functions(self._model, model_args, model_kwargs)
 
     def postprocess_fn(self, model_args, model_kwargs):
         return self._functions(model_args, model_kwargs).postprocess_fn
+
+    def get_constrain_fn(self, model_args, model_kwargs):
+        """Constrain by transforms alone, since other blocks' sites are not known."""
+        return self._functions(model_args, model_kwargs).constrain_fn
+
+    def _gradient(self, potential_fn):
+        return gradient_fn(potential_fn, self._forward_mode_differentiation)
 
     def _flat_potential(self, z, model_args, model_kwargs):
         """Potential of a flat vector, and the function that restores sites."""
@@ -229,9 +245,15 @@ class PDMPKernel(MCMCKernel):
                 dynamic_args=True,
                 model_args=args,
                 model_kwargs=kwargs,
+                forward_mode_differentiation=self._forward_mode_differentiation,
             )
             return info.param_info[:2]
         z = init_params.z if isinstance(init_params, ParamInfo) else init_params
+        if "_gibbs_sites" in kwargs:
+            # NumPyro's Gibbs starts blocks other than HMC at constrained values.
+            model = seed(self._model, rng_key)
+            z = unconstrain_fn(model, args, kwargs, z)
+            z = {name: z[name] for name in sites or ()}
         if sites is not None and (not isinstance(z, dict) or set(z) != set(sites)):
             given = sorted(z) if isinstance(z, dict) else z
             raise ValueError(
@@ -239,9 +261,11 @@ class PDMPKernel(MCMCKernel):
                 f"{sorted(sites)}, got {given}."
             )
         z = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x, float)), z)
+        if ravel_pytree(z)[0].size == 0:
+            raise ValueError(f"`init_params` has no entries to sample: {z}.")
         potential_fn = self._functions(args, kwargs).potential_fn
-        energy, grad = vmap(jax.value_and_grad(potential_fn))(z)
-        finite = jnp.isfinite(energy).all() & jnp.isfinite(ravel_pytree(grad)[0]).all()
+        energy, grad = vmap(potential_fn)(z), vmap(self._gradient(potential_fn))(z)
+        finite = jnp.isfinite(ravel_pytree(grad)[0]).all()
         if not_jax_tracer(finite) and not finite:
             raise ValueError(
                 f"`init_params`: the potential energy ({energy}) or its gradient is "
@@ -336,10 +360,8 @@ class PDMPKernel(MCMCKernel):
         """Run the loop until the next draw is settled; also the time that took."""
         sampler, adapt_state = self._sampler, state.adapt_state
         scale = adapt_state.scale
-        grad = jax.jacfwd if self._forward_mode_differentiation else jax.grad
-        tick = make_tick(
-            grad(potential_fn), sampler, self._scheme, scale, adapt_state.tuning
-        )
+        gradient = self._gradient(potential_fn)
+        tick = make_tick(gradient, sampler, self._scheme, scale, adapt_state.tuning)
         warmup = state.i < adapt_state.num_warmup
         max_grad = jnp.where(
             warmup, min(WARMUP_MAX_GRAD, self._max_grad), self._max_grad
@@ -402,6 +424,7 @@ class PDMPKernel(MCMCKernel):
             adapt_state.scale.factor,
             mass_mask(state.z, self._dense(path.z.size)),
             (state.i == 0) & (adapt_state.num_warmup > 0),
+            self._gradient(potential_fn),
         )
         scale = Scale(x, factor)
         path = restart_path(path, jnp.zeros_like(x))  # the start is the centre
@@ -446,11 +469,11 @@ class PDMPKernel(MCMCKernel):
     def refresh(self, state, model_args, model_kwargs):
         """Forget what is known of the rates: the conditioning has changed."""
         potential_fn, _ = self._flat_potential(state.z, model_args, model_kwargs)
-        x = ravel_pytree(state.z)[0]
-        path = restart_path(state.path, state.adapt_state.scale.whiten(x))
-        path = path._replace(t_output=jnp.full_like(path.t_output, self._draw_time))
-        energy = potential_fn(x) if self._potential_energy else jnp.nan
-        return state._replace(path=path, potential_energy=jnp.asarray(energy, x.dtype))
+        path = continue_from_output(state.path, self._sampler, self._draw_time)
+        energy = potential_fn(ravel_pytree(state.z)[0])
+        energy = energy if self._potential_energy else jnp.nan
+        energy = jnp.asarray(energy, state.potential_energy.dtype)
+        return state._replace(path=path, potential_energy=energy)
 
     def wrap_model(self, wrapper):
         """A copy of this kernel whose model is ``wrapper(self.model)``."""

@@ -8,9 +8,12 @@ kept, so a kernel can never hold on to the data of an earlier run.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 from jax import random
+import jax.numpy as jnp
 
 import numpyro.distributions as dist
 from numpyro.handlers import seed, substitute
@@ -19,6 +22,7 @@ from numpyro.infer.util import (
     _get_model_transforms,
     _prepare_model_for_potential,
     get_potential_fn,
+    transform_fn,
 )
 
 
@@ -27,6 +31,7 @@ class ModelFunctions(NamedTuple):
 
     potential_fn: Callable  # unconstrained sites -> potential energy
     postprocess_fn: Callable  # unconstrained sites -> constrained and deterministic
+    constrain_fn: Callable  # as postprocess_fn, by transforms alone
     sites: list[str] | None  # names of the continuous latent sites, if a model
 
 
@@ -85,4 +90,24 @@ def model_functions(
         model_args=model_args,
         model_kwargs=kwargs,
     )
-    return ModelFunctions(potential_fn, postprocess_fn, latent_sites(trace))
+    sites = latent_sites(trace)
+    constrain_fn = partial(transform_fn, {name: transforms[name] for name in sites})
+    return ModelFunctions(potential_fn, postprocess_fn, constrain_fn, sites)
+
+
+def gradient_fn(potential_fn: Callable, forward_mode: bool = False) -> Callable:
+    """Gradient of a potential; NaN where the potential itself is not finite.
+
+    A hard constraint such as ``factor(where(x > 1, -inf, 0))`` has a finite gradient
+    on its wrong side, so the gradient alone would not notice.
+    """
+
+    def gradient(x):
+        if forward_mode:
+            energy, grad = potential_fn(x), jax.jacfwd(potential_fn)(x)
+        else:
+            energy, grad = jax.value_and_grad(potential_fn)(x)
+        finite = jnp.isfinite(energy)
+        return jax.tree.map(lambda g: jnp.where(finite, g, jnp.nan), grad)
+
+    return gradient

@@ -153,7 +153,11 @@ def tune_envelope(
 
 
 def find_mode(
-    potential_fn: Callable[[Array], Array], x: Array, active: Array, max_steps: int = 50
+    potential_fn: Callable[[Array], Array],
+    x: Array,
+    active: Array,
+    max_steps: int = 50,
+    grad_fn: Callable[[Array], Array] | None = None,
 ) -> tuple[Array, Array, Array]:
     r"""Descend to a mode by Newton steps; also the curvature there.
 
@@ -167,17 +171,19 @@ def find_mode(
     :param x: where to begin.
     :param active: boolean; no step is made where it is false.
     :param max_steps: bound on the number of steps.
+    :param grad_fn: gradient of the potential, if not by reverse mode.
     :return: the mode, a square root of the inverse Hessian there (d, d), and the
         logarithm of the mass of the mode's Gaussian (Laplace's approximation).
     """
     dim, dtype = x.size, x.dtype
+    grad_fn = jax.grad(potential_fn) if grad_fn is None else grad_fn
     eps = jnp.finfo(dtype).eps * dim
     damping = jnp.asarray([0, 0, 0, 0, 1e-3, 0.1, 10, 1e3], dtype)
     length = jnp.asarray([1, 4, 16, 64, 1, 1, 1, 1], dtype)
 
     def body(carry):
         x, _, _, step, _ = carry
-        grad, hvp = jax.linearize(jax.grad(potential_fn), x)
+        grad, hvp = jax.linearize(grad_fn, x)
         hessian = jax.vmap(hvp)(jnp.eye(dim, dtype=dtype))
         finite = jnp.all(jnp.isfinite(hessian)) & jnp.all(jnp.isfinite(grad))
         hessian = jnp.where(finite, 0.5 * (hessian + hessian.T), jnp.eye(dim))
@@ -208,6 +214,7 @@ def find_start(
     factor: Array,
     mask: Array | None,
     active: Array,
+    grad_fn: Callable[[Array], Array] | None = None,
 ) -> tuple[Array, Array]:
     """A mode to start from, and the curvature there as the first metric.
 
@@ -219,6 +226,7 @@ def find_start(
     :param factor: decides whether the metric is dense or diagonal.
     :param mask: sparsity of a block metric, or None.
     :param active: boolean; nothing happens where it is false.
+    :param grad_fn: gradient of the potential, if not by reverse mode.
     :return: mode and factor.
     """
     # Signed permutations of a start are as likely as the start itself under NumPyro's
@@ -232,7 +240,8 @@ def find_start(
     # One after the other: XLA's CPU thread pool can deadlock on large batches of
     # the factorisations that some models contain.
     modes, roots, log_mass = lax.map(
-        lambda x: find_mode(potential_fn, x, active), jnp.stack(starts)
+        lambda x: find_mode(potential_fn, x, active, grad_fn=grad_fn),
+        jnp.stack(starts),
     )
     log_mass = jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf)
     best = jnp.argmax(log_mass)

@@ -39,11 +39,6 @@ STATS = {
 Y = np.asarray([0.2, 1.1, -0.4, 0.8, 1.5, 0.1, 0.9, 0.3])
 
 
-def bug(reason, **kwargs):
-    """A known fault: the test fails as soon as it is repaired."""
-    return pytest.mark.xfail(strict=True, reason=reason, **kwargs)
-
-
 def model(y):
     loc = numpyro.sample("loc", dist.Normal(0, 3))
     scale = numpyro.sample("scale", dist.HalfNormal(2))
@@ -218,9 +213,8 @@ def constant_entries():
     numpyro.sample("corr", dist.LKJCholesky(2, 1.0))
 
 
-@bug("the entries that are always 0 or 1 have no R-hat", raises=RuntimeWarning)
 def test_constant_entries_are_no_fault():
-    kernel = BPS(constant_entries, adapt_mass_matrix=False)
+    kernel = BPS(constant_entries)
     mcmc = MCMC(kernel, num_warmup=100, num_samples=2000, progress_bar=False)
     mcmc.run(random.key(0))
     report = check(mcmc)

@@ -20,11 +20,6 @@ from numpyro_pdmp import ALL_STATS, BPS, Boomerang, ZigZag, check, to_inference_
 KERNELS = (BPS, Boomerang, ZigZag)
 
 
-def bug(reason, **kwargs):
-    """A known fault: the test fails as soon as it is repaired."""
-    return pytest.mark.xfail(strict=True, reason=reason, **kwargs)
-
-
 def model():
     numpyro.sample("a", dist.Normal(0, 1))
     numpyro.sample("mu", dist.Normal(0, 1).expand([2]).to_event(1))
@@ -103,7 +98,6 @@ def test_target():
     )  # and this is right
 
 
-@bug("only `int` itself counts as an integer", raises=ValueError)
 def test_integer_of_numpy():
     BPS(model, max_grad=np.int64(5))
 
@@ -111,8 +105,6 @@ def test_integer_of_numpy():
 # Arguments that need the dimension
 
 
-ACCEPTED = bug("silently accepted", raises=pytest.fail.Exception)
-UNNAMED = bug("the message does not name the argument", raises=AssertionError)
 NAN = np.asarray([1.0, math.nan, 1.0])
 
 
@@ -137,34 +129,22 @@ NAN = np.asarray([1.0, math.nan, 1.0])
             ["matrix", "`dense_mass=False`"],
         ),
         ({"center": np.ones(2)}, ["2 entries", "(3,)"]),
-        ({"center": {"a": 1.0}}, ["1 entries", "(3,)"]),
-        pytest.param({"inverse_mass_matrix": NAN}, ["nan"], marks=UNNAMED),
+        ({"center": {"a": 1.0}}, ["'mu': (2,)"]),
+        pytest.param({"inverse_mass_matrix": NAN}, ["nan"]),
         pytest.param(
             {"inverse_mass_matrix": NAN, "dense_mass": False},
-            ["positive definite", "nan"],
+            ["finite", "nan"],
         ),
-        pytest.param(
-            {"inverse_mass_matrix": np.triu(np.ones((3, 3)))},
-            ["symmetric"],
-            marks=ACCEPTED,
-        ),
-        pytest.param({"center": NAN}, ["nan"], marks=ACCEPTED),
-        pytest.param(
-            {"center": {"a": np.zeros(2), "mu": 0.0}}, ["(2,)"], marks=ACCEPTED
-        ),
-        pytest.param({"center": {"a": 0.0, "nu": np.zeros(2)}}, ["nu"], marks=ACCEPTED),
-        pytest.param(
-            {"inverse_mass_matrix": {("mu",): np.ones(3)}}, ["(3,)"], marks=UNNAMED
-        ),
-        pytest.param(
-            {"inverse_mass_matrix": {("nu",): np.ones(2)}}, ["nu"], marks=UNNAMED
-        ),
-        pytest.param(
-            {"inverse_mass_matrix": {"mu": np.ones(2)}}, ["mu"], marks=UNNAMED
-        ),
-        pytest.param({"dense_mass": [("a", "nu")]}, ["nu"], marks=ACCEPTED),
-        pytest.param({"dense_mass": ["mu"]}, ["mu"], marks=ACCEPTED),
-        pytest.param({"dense_mass": "yes"}, ["yes"], marks=ACCEPTED),
+        pytest.param({"inverse_mass_matrix": np.triu(np.ones((3, 3)))}, ["symmetric"]),
+        pytest.param({"center": NAN}, ["nan"]),
+        pytest.param({"center": {"a": np.zeros(2), "mu": 0.0}}, ["(2,)"]),
+        pytest.param({"center": {"a": 0.0, "nu": np.zeros(2)}}, ["nu"]),
+        pytest.param({"inverse_mass_matrix": {("mu",): np.ones(3)}}, ["(3,)"]),
+        pytest.param({"inverse_mass_matrix": {("nu",): np.ones(2)}}, ["nu"]),
+        pytest.param({"inverse_mass_matrix": {"mu": np.ones(2)}}, ["mu"]),
+        pytest.param({"dense_mass": [("a", "nu")]}, ["nu"]),
+        pytest.param({"dense_mass": ["mu"]}, ["mu"]),
+        pytest.param({"dense_mass": "yes"}, ["yes"]),
     ],
     ids=str,
 )
@@ -238,7 +218,6 @@ def test_no_start_found():
         BPS(impossible).init(random.key(0), 5)
 
 
-@bug("division by zero", raises=ZeroDivisionError)
 def test_nothing_to_sample_from_a_potential():
     with pytest.raises(ValueError, match="init_params"):
         BPS(potential_fn=jnp.sum).init(random.key(0), 5, np.zeros(0))
@@ -303,15 +282,12 @@ def test_reports_need_a_run_of_ours():
         check(nuts)
 
 
-@bug("AttributeError of the state", raises=AttributeError)
-def test_conversion_needs_a_run_of_ours():
+def test_conversion_of_another_kernel():
     nuts = MCMC(NUTS(model), num_warmup=2, num_samples=4, progress_bar=False)
     nuts.run(random.key(0))
-    with pytest.raises(ValueError, match="NUTS"):
-        to_inference_data(nuts)
+    assert set(to_inference_data(nuts)["posterior"]) == {"a", "mu"}
 
 
-@bug("numpyro.diagnostics has a bare assertion", raises=AssertionError)
 def test_check_of_few_draws():
     mcmc = MCMC(BPS(model), num_warmup=2, num_samples=1, progress_bar=False)
     mcmc.run(random.key(0))
@@ -371,7 +347,6 @@ def test_energy_that_becomes_nan(kernel):
         assert np.sum(draws**2, 1).max() < 4.001
 
 
-@bug("only the gradient is looked at, and it is finite", raises=AssertionError)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_energy_that_becomes_infinite(kernel):
     mcmc = walled_run(kernel, box)

@@ -39,6 +39,7 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 from numpyro_pdmp import ALL_STATS, BPS, Boomerang, ZigZag
+from numpyro_pdmp.process import REFRESH
 
 KERNELS = (BPS, Boomerang, ZigZag)
 X = np.linspace(-1, 1, 10)[:, None] ** np.arange(1, 3)
@@ -47,11 +48,6 @@ SITES = ("a", "b", "s")
 
 # NumPyro donates buffers that `jax.vmap` over whole chains cannot use.
 DONATED = pytest.mark.filterwarnings("ignore:Some donated buffers:UserWarning")
-
-
-def bug(reason, **kwargs):
-    """A known fault: the test fails as soon as it is repaired."""
-    return pytest.mark.xfail(strict=True, reason=reason, **kwargs)
 
 
 def regression(x, y=None):
@@ -543,7 +539,6 @@ def needs_forward_mode():
     numpyro.factor("factor", -0.01 * power)
 
 
-@bug("the start is always differentiated in reverse", raises=ValueError)
 def test_forward_mode():
     kernel = BPS(needs_forward_mode, forward_mode_differentiation=True)
     assert np.all(np.isfinite(run(kernel).get_samples()["x"]))
@@ -574,12 +569,6 @@ def test_gibbs_with_discrete_sites():
     assert_expectation((draws["x"] - 0.2) ** 2, 0.25 + 0.21)
 
 
-REFRESH_BUG = bug(
-    "refresh puts velocity and clock of the anchor at the draw", raises=AssertionError
-)
-
-
-@REFRESH_BUG
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_refresh_stays_on_the_path(kernel):
     """A block is refreshed whenever another one moves; here nothing has changed."""
@@ -593,20 +582,19 @@ def test_refresh_stays_on_the_path(kernel):
         return state, (state, kernel.refresh(state, (), {}))
 
     old, new = jax.jit(lambda s: lax.scan(step, s, None, 20))(state)[1]
-    time = old.path.t_output - 0.3  # of the draw, from the anchor
+    time = old.path.t_output - 0.3  # of the draw, from the start of the stretch
     assert np.any(time > 0.01)
-    z, v = jax.vmap(kernel._sampler.flow)(old.path.z, old.path.v, time)
+    z, v = jax.vmap(kernel._sampler.flow)(old.path.z_from, old.path.v_from, time)
     np.testing.assert_allclose(new.path.z, z, atol=1e-5)
     np.testing.assert_allclose(new.path.v, v, atol=1e-5)
-    np.testing.assert_allclose(
-        new.path.t_refresh, old.path.t_refresh - time, rtol=1e-5, atol=1e-5
-    )
+    rest = old.path.t_from - time  # to the anchor, which may be a refreshment
+    t_refresh = np.where(old.path.event == REFRESH, rest, old.path.t_refresh + rest)
+    np.testing.assert_allclose(new.path.t_refresh, t_refresh, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(new.path.t_output, 0.3)
     np.testing.assert_array_equal(new.z, old.z)
     np.testing.assert_allclose(new.potential_energy, old.potential_energy, atol=1e-5)
 
 
-@REFRESH_BUG
 def test_refresh_keeps_the_law():
     kernel = Boomerang(
         potential_fn=quadratic, draw_time=1.0, center=[1.0], adapt_mass_matrix=False
@@ -635,25 +623,7 @@ def with_deterministic(y):
     numpyro.sample("y", dist.Normal(p, s), obs=y)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(
-            simplex_and_scale,
-            marks=bug(
-                "Gibbs gives constrained `init_params` to other than HMC blocks",
-                raises=ValueError,
-            ),
-        ),
-        pytest.param(
-            with_deterministic,
-            marks=bug(
-                "the default `get_constrain_fn` replays the whole model",
-                raises=AssertionError,
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("model", [simplex_and_scale, with_deterministic])
 def test_gibbs_of_two_blocks(model):
     options = {"adapt_mass_matrix": False}
     kernel = Gibbs([(BPS(model, **options), ["s"]), (ZigZag(model, **options), ["p"])])

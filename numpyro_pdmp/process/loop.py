@@ -162,6 +162,16 @@ def restart_path(path: Path, z: Array) -> Path:
     )
 
 
+def continue_from_output(path: Path, sampler: Sampler, draw_time: ArrayLike) -> Path:
+    """Go on from the last draw, for a new target: forget all that came after it."""
+    time = path.t_output - jnp.asarray(draw_time, path.t_output.dtype)
+    z, v = sampler.flow(path.z_from, path.v_from, time)
+    rest = path.t_from - time  # to the anchor, which is where a refreshment would be
+    t_refresh = jnp.where(path.event == REFRESH, rest, path.t_refresh + rest)
+    path = restart_path(path._replace(v=v, t_refresh=t_refresh), z)
+    return path._replace(t_output=jnp.full_like(time, draw_time))
+
+
 def make_tick(
     grad_fn: GradFn,
     sampler: Sampler,
