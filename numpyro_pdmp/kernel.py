@@ -150,7 +150,7 @@ class PDMPKernel(MCMCKernel):
         if not (isinstance(max_grad, (int, np.integer)) and 0 < max_grad < 2**31):
             raise ValueError(f"`max_grad` must be a positive integer, got {max_grad}.")
         if not (dense_mass is None or isinstance(dense_mass, (bool, list))):
-            raise TypeError(
+            raise ValueError(
                 f"`dense_mass` must be a bool or a list of tuples of site names, got "
                 f"{dense_mass!r}."
             )

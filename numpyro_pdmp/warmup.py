@@ -80,7 +80,7 @@ def update_moments(moments: Moments, z: Array) -> Moments:
     return Moments(count, mean, moments.m2 + product)
 
 
-def renew_scale(scale: Scale, moments: Moments, mask: Array | None) -> Scale:
+def renew_scale(scale: Scale, moments: Moments, mask: np.ndarray | None) -> Scale:
     r"""Centre and scale from the moments of a window, shrunk to those in force.
 
     In whitened coordinates the metric in force is the identity, whatever the units
@@ -212,7 +212,7 @@ def find_start(
     potential_fn: Callable[[Array], Array],
     x: Array,
     factor: Array,
-    mask: Array | None,
+    mask: np.ndarray | None,
     active: Array,
     grad_fn: Callable[[Array], Array] | None = None,
 ) -> tuple[Array, Array]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from numpyro.infer import MCMC
-from numpyro_pdmp import BPS, Boomerang, ExactBound, ZigZag
+from numpyro_pdmp import BPS, Boomerang, ExactBound, Interpolation, ZigZag
 from numpyro_pdmp.process import BouncyParticle
 
 CHAINS, DRAWS = 32, 600
@@ -177,14 +177,14 @@ class WrongRates(BouncyParticle):
         return 0.8 * super().rates(z, v, gradient)
 
 
-class NoJump(BouncyParticle):
-    """A sampler that does not bounce."""
+class WrongScale(BouncyParticle):
+    """A sampler with a part of the energy counted twice."""
 
-    def jump(self, z, v, gradient, index, noise):
-        return v
+    def energy_gradient(self, z, gradient):
+        return 1.3 * gradient
 
 
-@pytest.mark.parametrize("broken", [WrongRates, NoJump])
+@pytest.mark.parametrize("broken", [WrongRates, WrongScale])
 def test_broken_samplers_are_noticed(broken):
     target = correlated()
     kernel = BPS(potential_fn=target[0])
@@ -201,3 +201,21 @@ def test_event_positions_are_not_posterior_draws():
         kernel = ZigZag(potential_fn=lambda x: 0.5 * x @ x, record=record, **options)
         target = (None, np.zeros(1), np.full(1, variance**0.5), None)
         check(*deviations(kernel, target), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "mean", "sd"),
+    [("posterior", 0.0, 1.0), ("reference_prior", 0.5, 0.5**0.5)],
+)
+def test_reference_counts_once_or_not_at_all(target, mean, sd):
+    """With reference N(1, 1) and density N(0, 1): that density, or the product."""
+    kernel = Boomerang(
+        potential_fn=lambda x: 0.5 * x @ x,
+        target=target,
+        inverse_mass_matrix=np.ones(2),
+        center=np.ones(2),
+        adapt_mass_matrix=False,
+        dense_mass=False,
+        event_time=Interpolation(t_init=0.3, offset=0.5),
+    )
+    check(*deviations(kernel, (None, np.full(2, mean), np.full(2, sd), None)), 0.0)
