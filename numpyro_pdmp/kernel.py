@@ -226,9 +226,27 @@ class PDMPKernel(MCMCKernel):
         vmap = identity if single else jax.vmap
         keys = vmap(lambda key: tuple(random.split(key, 2)))(rng_key)
         z, energy = self._init_params(keys[1], init_params, model_args, kwargs, vmap)
+        one = z if single else jax.tree.map(lambda x: x[0], z)
+        descends = num_warmup > 0 and self._descends(one)
+
+        # JAX arrays are passed on rather than embedded as constants; all else may be
+        # used by the model for shapes and control flow, so it must stay as it is.
+        leaves, treedef = jax.tree.flatten((model_args, kwargs))
+        arrays = [x if isinstance(x, jax.Array) else None for x in leaves]
+
+        def init_chains(rng_key, z, energy, arrays):
+            init_state = partial(self._init_state, num_warmup=num_warmup)
+            state = vmap(init_state)(rng_key, z, energy)
+            if not descends:
+                return state
+            both = zip(arrays, leaves, strict=True)
+            args, kwargs = treedef.unflatten([b if a is None else a for a, b in both])
+            potential_fn, _ = self._flat_potential(one, args, kwargs)
+            start = partial(self._start, potential_fn=potential_fn)
+            return start(state) if single else lax.map(start, state)
+
         # Compiled as one: dispatching the many small operations takes longer.
-        init_state = jax.jit(vmap(partial(self._init_state, num_warmup=num_warmup)))
-        return init_state(keys[0], z, energy)
+        return jax.jit(init_chains)(keys[0], z, energy, arrays)
 
     def _init_params(self, rng_key, init_params, args, kwargs, vmap):
         """Where to start, and the potential energy there."""
@@ -343,18 +361,25 @@ class PDMPKernel(MCMCKernel):
         ends = adapt_state.window_ends if single else adapt_state.window_ends[0]
 
         state = state._replace(path=state.path._replace(rng_key=state.rng_key))
-        if self._descends(one):
-            start = partial(self._start, potential_fn=potential_fn)
-            start = start if single else partial(lax.map, start)
-            state = lax.cond((i == 0) & (num_warmup > 0), start, identity, state)
         state, elapsed = vmap(lambda s: self._advance(s, potential_fn, unravel))(state)
-        state = lax.cond(
-            i < num_warmup, vmap(self._tune), lambda s, _: s, state, elapsed
+
+        def adapt(state, elapsed):
+            state = vmap(self._tune)(state, elapsed)
+            if self._adapt_mass_matrix:
+                renew = vmap(lambda s: self._renew(s, ends[0] == i + 1))
+                state = lax.cond(jnp.any(ends == i + 1), renew, identity, state)
+            return state.adapt_state, state.path
+
+        adapt_state, path = lax.cond(
+            i < num_warmup,
+            adapt,
+            lambda state, _: (state.adapt_state, state.path),
+            state,
+            elapsed,
         )
-        if self._adapt_mass_matrix:
-            renew = vmap(lambda s: self._renew(s, ends[0] == i + 1))
-            state = lax.cond(jnp.any(ends == i + 1), renew, identity, state)
-        return state._replace(i=state.i + 1, rng_key=state.path.rng_key)
+        return state._replace(
+            i=state.i + 1, adapt_state=adapt_state, path=path, rng_key=path.rng_key
+        )
 
     def _advance(self, state, potential_fn, unravel):
         """Run the loop until the next draw is settled; also the time that took."""
@@ -423,7 +448,6 @@ class PDMPKernel(MCMCKernel):
             ravel_pytree(state.z)[0],
             adapt_state.scale.factor,
             mass_mask(state.z, self._dense(path.z.size)),
-            (state.i == 0) & (adapt_state.num_warmup > 0),
             self._gradient(potential_fn),
         )
         scale = Scale(x, factor)

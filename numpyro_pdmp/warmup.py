@@ -155,7 +155,6 @@ def tune_envelope(
 def find_mode(
     potential_fn: Callable[[Array], Array],
     x: Array,
-    active: Array,
     max_steps: int = 50,
     grad_fn: Callable[[Array], Array] | None = None,
 ) -> tuple[Array, Array, Array]:
@@ -169,7 +168,6 @@ def find_mode(
 
     :param potential_fn: flat potential energy.
     :param x: where to begin.
-    :param active: boolean; no step is made where it is false.
     :param max_steps: bound on the number of steps.
     :param grad_fn: gradient of the potential, if not by reverse mode.
     :return: the mode, a square root of the inverse Hessian there (d, d), and the
@@ -201,7 +199,8 @@ def find_mode(
         done = (best == 0) | ~finite | (0.5 * jnp.sum(slope**2 / values) < 0.01)
         return jnp.where(done, x, tries[best]), root, log_mass, step + 1, done
 
-    start = (x, jnp.eye(dim, dtype=dtype), jnp.full((), -jnp.inf, dtype), 0, ~active)
+    root, log_mass = jnp.eye(dim, dtype=dtype), jnp.full((), -jnp.inf, dtype)
+    start = (x, root, log_mass, 0, jnp.zeros((), bool))
     mode, root, log_mass, *_ = lax.while_loop(
         lambda carry: ~carry[-1] & (carry[-2] < max_steps), body, start
     )
@@ -213,7 +212,6 @@ def find_start(
     x: Array,
     factor: Array,
     mask: np.ndarray | None,
-    active: Array,
     grad_fn: Callable[[Array], Array] | None = None,
 ) -> tuple[Array, Array]:
     """A mode to start from, and the curvature there as the first metric.
@@ -225,7 +223,6 @@ def find_start(
     :param x: the given start.
     :param factor: decides whether the metric is dense or diagonal.
     :param mask: sparsity of a block metric, or None.
-    :param active: boolean; nothing happens where it is false.
     :param grad_fn: gradient of the potential, if not by reverse mode.
     :return: mode and factor.
     """
@@ -240,7 +237,7 @@ def find_start(
     # One after the other: XLA's CPU thread pool can deadlock on large batches of
     # the factorisations that some models contain.
     modes, roots, log_mass = lax.map(
-        lambda x: find_mode(potential_fn, x, active, grad_fn=grad_fn),
+        lambda x: find_mode(potential_fn, x, grad_fn=grad_fn),
         jnp.stack(starts),
     )
     log_mass = jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf)
@@ -253,5 +250,5 @@ def find_start(
         new = jnp.linalg.cholesky(covariance)
     else:
         new = jnp.sqrt(jnp.diagonal(covariance))
-    good = active & jnp.all(jnp.isfinite(new))
+    good = jnp.all(jnp.isfinite(new))
     return jnp.where(good, mode, x), jnp.where(good, new, factor)

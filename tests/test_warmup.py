@@ -136,7 +136,7 @@ def test_renewed_scale_needs_draws(num):
 
 def test_mode_of_badly_scaled_quadratic():
     mean, covariance, potential_fn = gaussian()
-    mode, root, log_mass = find_mode(potential_fn, jnp.ones(6), jnp.asarray(True))
+    mode, root, log_mass = find_mode(potential_fn, jnp.ones(6))
     # The descent stops within 0.01 of the minimal energy.
     assert potential_fn(mode) < 0.02
     values = relative_eigenvalues(root @ root.T, covariance)
@@ -152,7 +152,7 @@ def rosenbrock(x):
 
 @pytest.mark.parametrize("start", [(-2.0, 2.0), (2.0, -2.0), (-1.0, 1.0)])
 def test_mode_of_a_curved_valley(start):
-    mode, root, _ = find_mode(rosenbrock, jnp.asarray(start), jnp.asarray(True))
+    mode, root, _ = find_mode(rosenbrock, jnp.asarray(start))
     # Along the valley steps are short; a draw has energy 1 on average.
     assert rosenbrock(mode) < 0.5
     assert np.all(np.isfinite(root))
@@ -163,18 +163,9 @@ def test_mode_of_a_steep_potential(start):
     def potential_fn(x):
         return jnp.sum((x / 2) ** 20)
 
-    mode, root, _ = find_mode(potential_fn, jnp.full(2, start), jnp.asarray(True))
+    mode, root, _ = find_mode(potential_fn, jnp.full(2, start))
     assert potential_fn(mode) < 0.1
     assert np.all(np.isfinite(root))
-
-
-def test_no_descent_when_inactive():
-    start = jnp.asarray([-2.0, 2.0])
-    mode, *_ = find_mode(rosenbrock, start, jnp.asarray(False))
-    np.testing.assert_array_equal(mode, start)
-    x, factor = find_start(rosenbrock, start, jnp.eye(2), None, jnp.asarray(False))
-    np.testing.assert_array_equal(x, start)
-    np.testing.assert_array_equal(factor, jnp.eye(2))
 
 
 def test_start_leaves_a_negligible_mode():
@@ -183,7 +174,7 @@ def test_start_leaves_a_negligible_mode():
         return -jax.nn.logsumexp(-energies)
 
     start = jnp.asarray([1.5])
-    x, _ = find_start(potential_fn, start, jnp.eye(1), None, jnp.asarray(True))
+    x, _ = find_start(potential_fn, start, jnp.eye(1), None)
     np.testing.assert_allclose(x, -1.5, atol=0.1)
 
 
