@@ -65,6 +65,9 @@ class Boomerang(PDMPKernel):
         differentiation, for models that need it.
     :param bool potential_energy: whether to evaluate the potential energy of every
         draw (one evaluation without gradient).
+    :param bool hard_walls: whether to evaluate the potential with every gradient, for
+        densities that are zero in a region where the gradient is finite. Without it
+        such regions are entered, and draws there are flagged as ``diverging``.
     :param int max_grad: bound on the gradient evaluations of a draw. A draw that
         reaches it is cut off and flagged as ``diverging``.
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+import jax
+
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC
 from numpyro_pdmp.process.events import ExactBound
@@ -78,9 +80,10 @@ def _advice(report: Report, exact: bool, max_grad: int) -> list[str]:
         )
     if report.diverging > 0:
         advice.append(
-            f"{report.diverging} draws are flagged as diverging: a rate was not "
-            f"finite, or the draw was cut off after max_grad={max_grad} gradient "
-            "evaluations. Reparameterise the model, or raise `max_grad`."
+            f"{report.diverging} draws are flagged as diverging: a rate or the energy "
+            f"was not finite, or the draw was cut off after max_grad={max_grad} "
+            "gradient evaluations. Reparameterise the model, raise `max_grad`, or set "
+            "`hard_walls=True` if the density is zero in places."
         )
     if not report.max_r_hat < R_HAT_LIMIT:
         advice.append(
@@ -134,28 +137,30 @@ def check(mcmc: MCMC) -> Report:
         if x.shape[1] >= 4:
             ess.extend(np.atleast_1d(effective_sample_size(x)))
             r_hat.extend(np.atleast_1d(split_gelman_rubin(x)))
-    totals = {k: np.asarray(v, float) for k, v in state.totals._asdict().items()}
-    total = {k: v.sum() for k, v in totals.items()}
+    chains = jax.tree.map(
+        lambda a: np.asarray(a).reshape(-1, a.shape[-1]), state.totals
+    )
+    total = jax.tree.map(lambda a: a.sum(0), chains)
     num_chains = mcmc.num_chains
     num_draws = next(iter(samples.values())).shape[:2]
     steps = np.sum(state.i - state.adapt_state.num_warmup)
-    proposals = max(total["num_proposals"], 1)
+    proposals = max(total.num_proposals, 1)
     min_ess = float(np.min(ess)) if ess else float("nan")
     # Only the draws of the last run are at hand, and all steps since warm-up counted.
     share = num_draws[0] * num_draws[1] * mcmc.thinning / max(steps, 1)
     report = Report(
         num_draws=num_draws[0] * num_draws[1],
         num_chains=num_chains,
-        num_grad=total["num_grad"] / max(steps, 1),
-        violation_rate=total["num_violations"] / proposals,
-        excess=total["sum_excess"] / max(total["num_violations"], 1),
-        acceptance=total["sum_ratio"] / proposals,
-        nonfinite=int(total["num_nonfinite"]),
+        num_grad=total.num_grad / max(steps, 1),
+        violation_rate=total.num_violations / proposals,
+        excess=total.sum_excess / max(total.num_violations, 1),
+        acceptance=total.sum_ratio / proposals,
+        nonfinite=int(total.num_nonfinite),
         diverging=int(np.sum(mcmc.get_extra_fields().get("diverging", 0))),
         max_r_hat=float(np.max(r_hat)) if r_hat else float("nan"),
         min_ess=min_ess,
-        grad_per_ess=share * total["num_grad"] / min_ess,
-        ratio_histogram=totals["ratio_histogram"].reshape(-1, 21).sum(0).astype(int),
+        grad_per_ess=share * total.num_grad / min_ess,
+        ratio_histogram=total.ratio_histogram,
     )
     exact = isinstance(kernel._scheme, ExactBound)
     report.advice = _advice(report, exact, kernel._max_grad)

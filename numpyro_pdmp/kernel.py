@@ -85,7 +85,8 @@ State of a PDMP kernel. All counts are of one draw.
  - **num_violations** - proposals at which the rate exceeded its envelope.
  - **accept_prob** - mean acceptance probability of the proposals (1 without any).
  - **excess** - mean of rate over envelope minus one, over the violations.
- - **diverging** - a rate was not finite, or the draw was cut off at ``max_grad``.
+ - **diverging** - a rate or the draw's energy was not finite, or the draw was cut off
+   at ``max_grad``.
  - **adapt_state** - scale, envelope and what warm-up needs to tune them.
  - **path** - state of the simulated path, see :class:`~numpyro_pdmp.process.Path`.
  - **totals** - the path's statistics, summed since the end of warm-up.
@@ -121,6 +122,7 @@ class PDMPKernel(MCMCKernel):
         init_strategy: Callable = init_to_uniform,
         forward_mode_differentiation: bool = False,
         potential_energy: bool = True,
+        hard_walls: bool = False,
         max_grad: int = 1000,
     ):
         if not (model is None) ^ (potential_fn is None):
@@ -167,6 +169,7 @@ class PDMPKernel(MCMCKernel):
         self._init_strategy = init_strategy
         self._forward_mode_differentiation = forward_mode_differentiation
         self._potential_energy = potential_energy
+        self._hard_walls = hard_walls
         self._max_grad = max_grad
 
     @property
@@ -208,7 +211,9 @@ class PDMPKernel(MCMCKernel):
         return self._functions(model_args, model_kwargs).constrain_fn
 
     def _gradient(self, potential_fn):
-        return gradient_fn(potential_fn, self._forward_mode_differentiation)
+        return gradient_fn(
+            potential_fn, self._forward_mode_differentiation, self._hard_walls
+        )
 
     def _flat_potential(self, z, model_args, model_kwargs):
         """Potential of a flat vector, and the function that restores sites."""
@@ -240,7 +245,8 @@ class PDMPKernel(MCMCKernel):
             if not descends:
                 return state
             both = zip(arrays, leaves, strict=True)
-            args, kwargs = treedef.unflatten([b if a is None else a for a, b in both])
+            merged = [b if a is None else a for a, b in both]
+            args, kwargs = jax.tree.unflatten(treedef, merged)
             potential_fn, _ = self._flat_potential(one, args, kwargs)
             start = partial(self._start, potential_fn=potential_fn)
             return start(state) if single else lax.map(start, state)
@@ -283,7 +289,7 @@ class PDMPKernel(MCMCKernel):
             raise ValueError(f"`init_params` has no entries to sample: {z}.")
         potential_fn = self._functions(args, kwargs).potential_fn
         energy, grad = vmap(potential_fn)(z), vmap(self._gradient(potential_fn))(z)
-        finite = jnp.isfinite(ravel_pytree(grad)[0]).all()
+        finite = jnp.isfinite(energy).all() & jnp.isfinite(ravel_pytree(grad)[0]).all()
         if not_jax_tracer(finite) and not finite:
             raise ValueError(
                 f"`init_params`: the potential energy ({energy}) or its gradient is "
@@ -409,7 +415,10 @@ class PDMPKernel(MCMCKernel):
         else:
             path, z = read_output(path, sampler, self._draw_time)
         x, stats = scale.position(z), path.stats
-        energy = potential_fn(x) if self._potential_energy else jnp.nan
+        energy, outside = jnp.nan, False
+        if self._potential_energy:
+            energy = potential_fn(x)
+            outside = ~jnp.isfinite(energy)
         first = state.i == adapt_state.num_warmup
         totals = jax.tree.map(
             lambda old, new: jnp.where(first, new, old + new), state.totals, stats
@@ -427,7 +436,7 @@ class PDMPKernel(MCMCKernel):
                 stats.num_proposals > 0, stats.sum_ratio / proposals, 1
             ),
             excess=stats.sum_excess / jnp.maximum(stats.num_violations, 1),
-            diverging=(stats.num_nonfinite > 0) | cut_off,
+            diverging=(stats.num_nonfinite > 0) | cut_off | outside,
             path=path,
             totals=totals,
         )

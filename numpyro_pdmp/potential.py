@@ -95,19 +95,23 @@ def model_functions(
     return ModelFunctions(potential_fn, postprocess_fn, constrain_fn, sites)
 
 
-def gradient_fn(potential_fn: Callable, forward_mode: bool = False) -> Callable:
-    """Gradient of a potential; NaN where the potential itself is not finite.
+def gradient_fn(
+    potential_fn: Callable, forward_mode: bool = False, check_value: bool = False
+) -> Callable:
+    """Gradient of a potential.
 
-    A hard constraint such as ``factor(where(x > 1, -inf, 0))`` has a finite gradient
-    on its wrong side, so the gradient alone would not notice.
+    :param potential_fn: the potential.
+    :param forward_mode: by forward-mode differentiation.
+    :param check_value: make the gradient NaN where the potential is not finite. A hard
+        constraint such as ``factor(where(x > 1, -inf, 0))`` has a finite gradient on its
+        wrong side, so the gradient alone does not notice. The value costs extra.
     """
+    grad_fn = (jax.jacfwd if forward_mode else jax.grad)(potential_fn)
+    if not check_value:
+        return grad_fn
 
     def gradient(x):
-        if forward_mode:
-            energy, grad = potential_fn(x), jax.jacfwd(potential_fn)(x)
-        else:
-            energy, grad = jax.value_and_grad(potential_fn)(x)
-        finite = jnp.isfinite(energy)
-        return jax.tree.map(lambda g: jnp.where(finite, g, jnp.nan), grad)
+        finite = jnp.isfinite(potential_fn(x))
+        return jax.tree.map(lambda g: jnp.where(finite, g, jnp.nan), grad_fn(x))
 
     return gradient

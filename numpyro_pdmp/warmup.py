@@ -29,7 +29,7 @@ from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
 
 #: share of proposals that warm-up lets exceed the envelope
-TARGET_VIOLATION = 0.01
+TARGET_VIOLATION = 0.02
 #: largest dimension with a dense metric, and with Hessians at the start, by default
 DENSE_LIMIT = 256
 #: a mode with less than exp(-10) of the mass of another is not worth a chain
@@ -140,7 +140,7 @@ def tune_envelope(
         # Windows cost 1/w evaluations a unit of time and rejections, through the
         # curvature of the rate, about w^2: at the optimum half a rejection a window.
         ends = stats.num_grad - stats.num_proposals
-        window = window * jnp.exp(jnp.clip(0.05 * (0.5 * ends - rejections), -0.5, 0.5))
+        window = window * jnp.exp(jnp.clip(0.03 * (0.5 * ends - rejections), -0.5, 0.5))
         limit = jnp.minimum(
             scheme.window_per_event / bounce_rate, sampler.longest_window(dim)
         )

@@ -20,6 +20,9 @@ from typing import NamedTuple
 from jax import Array
 import jax.numpy as jnp
 
+#: share of the offset that is added even where the raised line is below zero
+FLOOR = 0.25
+
 
 class Envelope(NamedTuple):
     r"""Rates :math:`\max(0, a_i + b_i s) + c` for times ``s`` after this point."""
@@ -106,9 +109,9 @@ def _validate(alpha: float, R: float = 1.0, **times_and_offset: float | None) ->
             raise ValueError(f"`{name}` must be a positive time, got {value}.")
 
 
-def _inflate(rate: Array, alpha: float) -> Array:
-    r"""Raise a positive rate: :math:`\max(g, \alpha g)`."""
-    return jnp.maximum(rate, alpha * rate)
+def _inflate(rate: Array, alpha: float, offset: Array) -> Array:
+    r"""Raise a signed rate: :math:`\max(g, \alpha g) + c`."""
+    return jnp.maximum(rate, alpha * rate) + offset
 
 
 @dataclass(frozen=True)
@@ -161,14 +164,18 @@ class Interpolation(EventTime):
         return Tuning(jnp.asarray(window), jnp.asarray(offset))
 
     def look(self, tuning, speed, t_refresh):
-        return jnp.minimum(tuning.window / speed, t_refresh)
+        # Equal windows up to the refreshment, rather than a short last one.
+        window = tuning.window / speed
+        split = t_refresh / jnp.ceil(t_refresh / window)
+        return jnp.where(jnp.isfinite(t_refresh), split, window)
 
     def open(self, tuning, known):
-        left = _inflate(known.rate, self.alpha)
-        right = _inflate(known.ahead, self.alpha)
+        offset = tuning.offset * known.speed
+        left = _inflate(known.rate, self.alpha, offset)
+        right = _inflate(known.ahead, self.alpha, offset)
         width = known.ahead_time
         slope = (right - left) / jnp.where(width > 0, width, 1)
-        return Envelope(left, slope, tuning.offset * known.speed, width)
+        return Envelope(left, slope, FLOOR * offset, width)
 
 
 @dataclass(frozen=True)
@@ -262,10 +269,10 @@ class Tangent(EventTime):
 
     def open(self, tuning, known):
         window = tuning.window / known.speed
-        left = _inflate(known.rate, self.alpha)
-        right = _inflate(known.rate + window * known.slope, self.alpha)
-        slope, offset = (right - left) / window, tuning.offset * known.speed
-        return Envelope(left, slope, offset, window)
+        offset = tuning.offset * known.speed
+        left = _inflate(known.rate, self.alpha, offset)
+        right = _inflate(known.rate + window * known.slope, self.alpha, offset)
+        return Envelope(left, (right - left) / window, FLOOR * offset, window)
 
 
 Bound = Callable[[Array, Array], tuple[Array, Array]]

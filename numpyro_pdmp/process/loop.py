@@ -44,18 +44,63 @@ GradFn = Callable[[Array], Array]
 
 
 class Stats(NamedTuple):
-    """Counts since the last :func:`reset_stats`; all scalars but the histogram."""
+    """Counts since the last :func:`reset_stats`.
 
-    num_grad: Array  # gradient evaluations (a Hessian-vector product counts as one)
-    num_bounces: Array
-    num_refreshments: Array
-    num_proposals: Array
-    num_violations: Array  # proposals with rate above the envelope
-    num_horizons: Array  # envelopes that ended without a proposal
-    num_nonfinite: Array  # evaluations that were not finite
-    sum_ratio: Array  # of min(1, rate / envelope) over proposals
-    sum_excess: Array  # of rate / envelope - 1 over violations
-    ratio_histogram: Array  # (RATIO_BINS,) of rate / envelope
+    Kept in two arrays, since on CPU every array of the loop's state costs time.
+    """
+
+    counts: Array  # (7 + RATIO_BINS,)
+    sums: Array  # (2,)
+
+    @property
+    def num_grad(self) -> Array:
+        """Gradient evaluations; a Hessian-vector product counts as one more."""
+        return self.counts[..., 0]
+
+    @property
+    def num_bounces(self) -> Array:
+        """Accepted proposals."""
+        return self.counts[..., 1]
+
+    @property
+    def num_refreshments(self) -> Array:
+        """Refreshments of the velocity."""
+        return self.counts[..., 2]
+
+    @property
+    def num_proposals(self) -> Array:
+        """Proposed event times."""
+        return self.counts[..., 3]
+
+    @property
+    def num_violations(self) -> Array:
+        """Proposals with a rate above the envelope."""
+        return self.counts[..., 4]
+
+    @property
+    def num_horizons(self) -> Array:
+        """Envelopes that ended without a proposal."""
+        return self.counts[..., 5]
+
+    @property
+    def num_nonfinite(self) -> Array:
+        """Evaluations that were not finite."""
+        return self.counts[..., 6]
+
+    @property
+    def ratio_histogram(self) -> Array:
+        """Counts of rate / envelope in ``RATIO_BINS`` bins."""
+        return self.counts[..., 7:]
+
+    @property
+    def sum_ratio(self) -> Array:
+        """Sum of min(1, rate / envelope) over proposals."""
+        return self.sums[..., 0]
+
+    @property
+    def sum_excess(self) -> Array:
+        """Sum of rate / envelope - 1 over violations."""
+        return self.sums[..., 1]
 
 
 class Path(NamedTuple):
@@ -114,18 +159,7 @@ def start_path(
     """A path at ``(z, v)`` about which nothing is known yet; no evaluation."""
     dtype, k = z.dtype, sampler.num_rates(z.size)
     zero, zeros, count = jnp.zeros((), dtype), jnp.zeros(k, dtype), jnp.zeros((), int)
-    stats = Stats(
-        num_grad=count,
-        num_bounces=count,
-        num_refreshments=count,
-        num_proposals=count,
-        num_violations=count,
-        num_horizons=count,
-        num_nonfinite=count,
-        sum_ratio=zero,
-        sum_excess=zero,
-        ratio_histogram=jnp.zeros(RATIO_BINS, int),
-    )
+    stats = Stats(jnp.zeros(7 + RATIO_BINS, int), jnp.zeros(2, dtype))
     return Path(
         rng_key=rng_key,
         z=z,
@@ -326,19 +360,27 @@ def make_tick(
         at_horizon, refreshes = known_end | end, refreshed | refreshed_here
         bins = jnp.minimum((10 * ratio).astype(int), RATIO_BINS - 1)
         in_bin = proposal & (jnp.arange(RATIO_BINS) == bins)
-        s = path.stats
-        stats = Stats(
-            num_grad=s.num_grad + (2 if scheme.uses_slope else 1),
-            num_bounces=s.num_bounces + accepted,
-            num_refreshments=s.num_refreshments + refreshes,
-            num_proposals=s.num_proposals + proposal,
-            num_violations=s.num_violations + violated,
-            num_horizons=s.num_horizons + (at_horizon & ~refreshes),
-            num_nonfinite=s.num_nonfinite + ~finite,
-            sum_ratio=s.sum_ratio + jnp.where(proposal, jnp.minimum(ratio, 1), 0),
-            sum_excess=s.sum_excess + jnp.where(violated, ratio - 1, 0),
-            ratio_histogram=s.ratio_histogram + in_bin,
+        counts = jnp.stack(
+            [
+                jnp.ones((), bool),
+                accepted,
+                refreshes,
+                proposal,
+                violated,
+                at_horizon & ~refreshes,
+                ~finite,
+            ]
         )
+        counts = jnp.concatenate([counts, in_bin]).astype(int)
+        if scheme.uses_slope:
+            counts = counts.at[0].set(2)
+        sums = jnp.stack(
+            [
+                jnp.where(proposal, jnp.minimum(ratio, 1), 0),
+                jnp.where(violated, ratio - 1, 0),
+            ]
+        )
+        stats = Stats(path.stats.counts + counts, path.stats.sums + sums)
         event = jnp.where(refreshes, REFRESH, NO_EVENT)
         event = jnp.where(accepted, BOUNCE, jnp.where(reverse, REVERSAL, event))
         return Path(

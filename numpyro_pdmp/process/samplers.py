@@ -152,7 +152,7 @@ class BoomerangProcess(Sampler):
 
     def longest_window(self, dim):
         # Rates turn with the circle: a line is a poor guess over more than a radian.
-        return 1.15
+        return 1.3
 
     def rate_size(self, dim):
         return 0.5 * dim**0.5
