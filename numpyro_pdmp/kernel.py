@@ -251,8 +251,14 @@ class PDMPKernel(MCMCKernel):
             start = partial(self._start, potential_fn=potential_fn)
             return start(state) if single else lax.map(start, state)
 
-        # Compiled as one: dispatching the many small operations takes longer.
-        return jax.jit(init_chains)(keys[0], z, energy, arrays)
+        # Compiled as one, since dispatching the many small operations takes longer; and
+        # quickly, since it runs once.
+        options = None
+        if not_jax_tracer(keys[0]) and jax.default_backend() == "cpu":
+            options = {"xla_backend_optimization_level": 0}
+        return jax.jit(init_chains, compiler_options=options)(
+            keys[0], z, energy, arrays
+        )
 
     def _init_params(self, rng_key, init_params, args, kwargs, vmap):
         """Where to start, and the potential energy there."""
@@ -415,10 +421,8 @@ class PDMPKernel(MCMCKernel):
         else:
             path, z = read_output(path, sampler, self._draw_time)
         x, stats = scale.position(z), path.stats
-        energy, outside = jnp.nan, False
-        if self._potential_energy:
-            energy = potential_fn(x)
-            outside = ~jnp.isfinite(energy)
+        energy = potential_fn(x) if self._potential_energy else jnp.nan
+        outside = ~jnp.isfinite(energy) & self._potential_energy
         first = state.i == adapt_state.num_warmup
         totals = jax.tree.map(
             lambda old, new: jnp.where(first, new, old + new), state.totals, stats

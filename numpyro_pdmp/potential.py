@@ -103,8 +103,8 @@ def gradient_fn(
     :param potential_fn: the potential.
     :param forward_mode: by forward-mode differentiation.
     :param check_value: make the gradient NaN where the potential is not finite. A hard
-        constraint such as ``factor(where(x > 1, -inf, 0))`` has a finite gradient on its
-        wrong side, so the gradient alone does not notice. The value costs extra.
+        constraint such as ``factor(where(x > 1, -inf, 0))`` has a finite gradient on
+        its wrong side, so the gradient alone does not notice. The value costs extra.
     """
     grad_fn = (jax.jacfwd if forward_mode else jax.grad)(potential_fn)
     if not check_value:

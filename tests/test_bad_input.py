@@ -3,6 +3,7 @@
 
 """Wrong arguments get an exception that names them, bad models a finite run."""
 
+from functools import partial
 import math
 
 import numpy as np
@@ -347,9 +348,17 @@ def test_energy_that_becomes_nan(kernel):
         assert np.sum(draws**2, 1).max() < 4.001
 
 
+def test_draws_behind_an_unseen_wall_are_flagged():
+    mcmc = walled_run(BPS, box)
+    fields = mcmc.get_extra_fields()
+    outside = ~np.isfinite(fields["potential_energy"])
+    assert np.any(outside) and np.all(fields["diverging"][outside])
+    assert "hard_walls" in str(check(mcmc))
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_energy_that_becomes_infinite(kernel):
-    mcmc = walled_run(kernel, box)
+    mcmc = walled_run(partial(kernel, hard_walls=True), box)
     draws, fields = np.asarray(mcmc.get_samples()), mcmc.get_extra_fields()
     assert np.all(np.isfinite(draws))
     assert np.any(fields["diverging"])
