@@ -208,7 +208,7 @@ def test_float64(x64):
         position=jnp.ones(3),
         num_events=8000,
     )
-    arrays = path.durations, path.positions, path.velocities, stats.sum_ratio
+    arrays = path.durations, path.positions, path.velocities, stats.sums
     assert {a.dtype for a in arrays} == {np.dtype("float64")}
     assert_moments(path, MEAN, 1 / PRECISION)
 
@@ -225,7 +225,7 @@ def test_float32_while_float64_is_enabled(sampler, scheme, x64):
         ),
         random.PRNGKey(0),
     )
-    arrays = path.durations, path.positions, path.velocities, stats.sum_ratio
+    arrays = path.durations, path.positions, path.velocities, stats.sums
     assert {a.dtype for a in arrays} == {np.dtype("float32")}
 
 
