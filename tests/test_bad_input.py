@@ -150,8 +150,8 @@ NAN = np.asarray([1.0, math.nan, 1.0])
     ids=str,
 )
 def test_wrong_metric(options, words):
-    kernel = BPS(potential_fn=potential, **options)
     with pytest.raises(ValueError) as error:
+        kernel = BPS(potential_fn=potential, **options)
         kernel.init(random.key(0), 5, Z)
     message = str(error.value)
     assert next(iter(options)) in message
