@@ -28,8 +28,6 @@ from numpyro_pdmp.process.loop import Stats
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
 
-#: share of proposals that warm-up lets exceed the envelope
-TARGET_VIOLATION = 0.02
 #: largest dimension with a dense metric, and with Hessians at the start, by default
 DENSE_LIMIT = 256
 #: a mode with less than exp(-10) of the mass of another is not worth a chain
@@ -127,7 +125,7 @@ def tune_envelope(
     """Window and offset from the statistics of one draw.
 
     The offset climbs on violations and sinks slowly, so that a share
-    ``TARGET_VIOLATION`` of proposals exceeds the envelope. The window balances the
+    ``sampler.target_violation`` of proposals exceeds the envelope. The window balances the
     evaluations at its ends against the rejections that its offset causes, and is not
     much longer than the time between events, beyond which it would gain nothing.
     """
@@ -146,7 +144,7 @@ def tune_envelope(
         )
         window = jnp.minimum(window, limit).astype(tuning.window.dtype)
     if scheme.tunes_offset:
-        surplus = stats.num_violations - TARGET_VIOLATION * stats.num_proposals
+        surplus = stats.num_violations - sampler.target_violation * stats.num_proposals
         factor = jnp.exp(jnp.clip(0.2 * surplus, -1, 1)) * (window / tuning.window) ** 2
         offset = (offset * factor).astype(offset.dtype)
     return Tuning(window, offset), bounce_rate

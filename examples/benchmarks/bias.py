@@ -108,6 +108,9 @@ TARGETS = {
 }
 
 
+KERNELS = {"Boomerang": Boomerang, "BPS": BPS, "ZigZag": ZigZag}
+
+
 def exact_bound(kernel, target):
     """A bound for log-concave targets: value now, slope from the largest curvature."""
     if target.curvature is None or kernel is Boomerang:
@@ -168,7 +171,7 @@ def main(args):
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name in args.targets or TARGETS:
         target = TARGETS[name]()
-        for kernel in (Boomerang, BPS, ZigZag):
+        for kernel in (KERNELS[name] for name in args.kernels):
             for scheme_name in args.schemes:
                 scheme = scheme_name
                 if scheme == "exact":
@@ -192,6 +195,7 @@ if __name__ == "__main__":
         nargs="*",
         default=["interpolation", "tangent", "exact", "published"],
     )
+    parser.add_argument("--kernels", nargs="*", default=list(KERNELS))
     parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--chains", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
