@@ -125,9 +125,10 @@ def tune_envelope(
     """Window and offset from the statistics of one draw.
 
     The offset climbs on violations and sinks slowly, so that a share
-    ``sampler.target_violation`` of proposals exceeds the envelope. The window balances the
-    evaluations at its ends against the rejections that its offset causes, and is not
-    much longer than the time between events, beyond which it would gain nothing.
+    ``sampler.target_violation`` of proposals exceeds the envelope. The window
+    balances the evaluations at its ends against the rejections that its offset
+    causes, and is not much longer than the time between events, beyond which it
+    would gain nothing.
     """
     seen = elapsed > 0
     rate = stats.num_bounces / jnp.where(seen, elapsed, 1)
