@@ -204,8 +204,8 @@ def test_event_positions_are_not_posterior_draws():
 
 
 @pytest.mark.parametrize(
-    ("target", "mean", "sd"),
-    [("posterior", 0.0, 1.0), ("reference_prior", 0.5, 0.5**0.5)],
+    ("target", "mean", "variance"),
+    [("posterior", 0.0, 1.0), ("reference_prior", 0.5, 0.5)],
 )
 def test_reference_counts_once_or_not_at_all(target, mean, variance):
     """With reference N(1, 1) and density N(0, 1): that density, or the product."""
