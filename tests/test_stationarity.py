@@ -24,7 +24,7 @@ from numpyro_pdmp.process import BouncyParticle
 CHAINS, DRAWS = 32, 600
 #: bias that an approximate scheme is allowed beside Monte-Carlo error, of the sd;
 #: docs/bias.md has the measured values
-SMALL, LARGE = 0.01, 0.12
+SMALL, LARGE = 0.01, 0.05
 
 
 def correlated(dim=20, condition=100.0):
