@@ -3,7 +3,6 @@
 
 """The NumPyro face of the samplers: one base class for all kernels."""
 
-from collections import namedtuple
 from collections.abc import Callable
 import copy
 from functools import partial
@@ -17,11 +16,11 @@ from jax import lax, random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from numpyro.handlers import seed
 from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.infer.util import ParamInfo, initialize_model, unconstrain_fn
 from numpyro.util import identity, is_prng_key, not_jax_tracer
+from numpyro_pdmp.descent import find_start
+from numpyro_pdmp.initialize import given_params, jit_arrays, strategy_params
 from numpyro_pdmp.metric import initial_scale, mass_mask
 from numpyro_pdmp.potential import ModelFunctions, gradient_fn, model_functions
 from numpyro_pdmp.process.events import EventTime, event_time_scheme
@@ -38,10 +37,10 @@ from numpyro_pdmp.process.loop import (
 from numpyro_pdmp.process.randomness import draw_uniform, normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
+from numpyro_pdmp.state import PDMPState
 from numpyro_pdmp.warmup import (
     DENSE_LIMIT,
     AdaptState,
-    find_start,
     renew_scale,
     tune_envelope,
     update_moments,
@@ -51,48 +50,6 @@ from numpyro_pdmp.warmup import (
 
 #: bound on the gradients of one draw while the scale may still be wrong
 WARMUP_MAX_GRAD = 100
-
-PDMPState = namedtuple(
-    "PDMPState",
-    [
-        "i",
-        "z",
-        "potential_energy",
-        "num_grad",
-        "num_bounces",
-        "num_refreshments",
-        "num_proposals",
-        "num_violations",
-        "accept_prob",
-        "excess",
-        "diverging",
-        "adapt_state",
-        "path",
-        "totals",
-        "rng_key",
-    ],
-)
-"""
-State of a PDMP kernel. All counts are of one draw.
-
- - **i** - number of draws so far, warm-up included.
- - **z** - the draw: unconstrained values of the latent sites.
- - **potential_energy** - potential energy of the draw (NaN when not asked for).
- - **num_grad** - gradient evaluations.
- - **num_bounces** - events of the process that are not refreshments.
- - **num_refreshments** - refreshments of the velocity.
- - **num_proposals** - proposed event times.
- - **num_violations** - proposals at which the rate exceeded its envelope.
- - **accept_prob** - mean acceptance probability of the proposals (1 without any).
- - **excess** - mean of rate over envelope minus one, over the violations.
- - **diverging** - a rate or the draw's energy was not finite, or the draw was cut off
-   at ``max_grad``.
- - **adapt_state** - scale, envelope and what warm-up needs to tune them.
- - **path** - state of the simulated path, see :class:`~numpyro_pdmp.process.Path`.
- - **totals** - the path's statistics, summed since the end of warm-up.
- - **rng_key** - random number generator key.
-"""
-
 
 class PDMPKernel(MCMCKernel):
     """Base of the kernels; a subclass says which process it simulates.
@@ -230,78 +187,51 @@ class PDMPKernel(MCMCKernel):
         single = is_prng_key(rng_key)
         vmap = identity if single else jax.vmap
         keys = vmap(lambda key: tuple(random.split(key, 2)))(rng_key)
-        z, energy = self._init_params(keys[1], init_params, model_args, kwargs, vmap)
-        one = z if single else jax.tree.map(lambda x: x[0], z)
-        descends = num_warmup > 0 and self._descends(one)
+        functions = self._functions(model_args, kwargs)  # clear errors before all else
+        z_energy = given_params(
+            keys[1],
+            functions,
+            self._model,
+            init_params,
+            model_args,
+            kwargs,
+            vmap,
+            self._gradient(functions.potential_fn),
+        )
+        new_params = partial(
+            strategy_params,
+            keys[1],
+            self._model,
+            self._init_strategy,
+            self._forward_mode_differentiation,
+            vmap,
+        )
 
-        # JAX arrays are passed on rather than embedded as constants; all else may be
-        # used by the model for shapes and control flow, so it must stay as it is.
-        leaves, treedef = jax.tree.flatten((model_args, kwargs))
-        arrays = [x if isinstance(x, jax.Array) else None for x in leaves]
-
-        def init_chains(rng_key, z, energy, arrays):
+        def init_chains(keys, z_energy, model_args, kwargs):
+            if z_energy is None:
+                z_energy = new_params(model_args, kwargs)
+            z, energy = z_energy
             init_state = partial(self._init_state, num_warmup=num_warmup)
-            state = vmap(init_state)(rng_key, z, energy)
-            if not descends:
-                return state
-            both = zip(arrays, leaves, strict=True)
-            merged = [b if a is None else a for a, b in both]
-            args, kwargs = jax.tree.unflatten(treedef, merged)
-            potential_fn, _ = self._flat_potential(one, args, kwargs)
-            start = partial(self._start, potential_fn=potential_fn)
-            return start(state) if single else lax.map(start, state)
+            state = vmap(init_state)(keys[0], z, energy)
+            one = z if single else jax.tree.map(lambda x: x[0], z)
+            if num_warmup > 0 and self._descends(one):
+                potential_fn, _ = self._flat_potential(one, model_args, kwargs)
+                start = partial(self._start, potential_fn=potential_fn)
+                state = start(state) if single else lax.map(start, state)
+            return state, energy
 
         # Compiled as one, since dispatching the many small operations takes longer; and
         # quickly, since it runs once.
         options = None
         if not_jax_tracer(keys[0]) and jax.default_backend() == "cpu":
             options = {"xla_backend_optimization_level": 0}
-        return jax.jit(init_chains, compiler_options=options)(
-            keys[0], z, energy, arrays
+        state, energy = jit_arrays(init_chains, options)(
+            keys, z_energy, model_args, kwargs
         )
-
-    def _init_params(self, rng_key, init_params, args, kwargs, vmap):
-        """Where to start, and the potential energy there."""
-        sites = self._functions(args, kwargs).sites  # clear errors before all else
-        if init_params is None:
-            if self._model is None:
-                raise ValueError(
-                    "Valid value of `init_params` must be provided with `potential_fn`."
-                )
-            info = initialize_model(
-                rng_key,
-                self._model,
-                init_strategy=self._init_strategy,
-                dynamic_args=True,
-                model_args=args,
-                model_kwargs=kwargs,
-                forward_mode_differentiation=self._forward_mode_differentiation,
-            )
-            return info.param_info[:2]
-        z = init_params.z if isinstance(init_params, ParamInfo) else init_params
-        if "_gibbs_sites" in kwargs:
-            # NumPyro's Gibbs starts blocks other than HMC at constrained values.
-            model = seed(self._model, rng_key)
-            z = unconstrain_fn(model, args, kwargs, z)
-            z = {name: z[name] for name in sites or ()}
-        if sites is not None and (not isinstance(z, dict) or set(z) != set(sites)):
-            given = sorted(z) if isinstance(z, dict) else z
-            raise ValueError(
-                f"`init_params` must be a dict of unconstrained values for the sites "
-                f"{sorted(sites)}, got {given}."
-            )
-        z = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x, float)), z)
-        if ravel_pytree(z)[0].size == 0:
-            raise ValueError(f"`init_params` has no entries to sample: {z}.")
-        potential_fn = self._functions(args, kwargs).potential_fn
-        energy, grad = vmap(potential_fn)(z), vmap(self._gradient(potential_fn))(z)
-        finite = jnp.isfinite(energy).all() & jnp.isfinite(ravel_pytree(grad)[0]).all()
-        if not_jax_tracer(finite) and not finite:
-            raise ValueError(
-                f"`init_params`: the potential energy ({energy}) or its gradient is "
-                "not finite at the start; give another start, or check the model."
-            )
-        return z, energy
+        if not_jax_tracer(energy) and not jnp.all(jnp.isfinite(energy)):
+            # Not compiled, NumPyro explains which site is at fault.
+            new_params(model_args, kwargs)
+        return state
 
     def _init_state(self, rng_key, z, energy, num_warmup):
         sampler, scheme = self._sampler, self._scheme
@@ -373,10 +303,10 @@ class PDMPKernel(MCMCKernel):
         ends = adapt_state.window_ends if single else adapt_state.window_ends[0]
 
         state = state._replace(path=state.path._replace(rng_key=state.rng_key))
-        state, elapsed = vmap(lambda s: self._advance(s, potential_fn, unravel))(state)
+        state, draw = vmap(lambda s: self._advance(s, potential_fn, unravel))(state)
 
-        def adapt(state, elapsed):
-            state = vmap(self._tune)(state, elapsed)
+        def adapt(state, draw):
+            state = vmap(self._tune)(state, *draw)
             if self._adapt_mass_matrix:
                 renew = vmap(lambda s: self._renew(s, ends[0] == i + 1))
                 state = lax.cond(jnp.any(ends == i + 1), renew, identity, state)
@@ -387,14 +317,14 @@ class PDMPKernel(MCMCKernel):
             adapt,
             lambda state, _: (state.adapt_state, state.path),
             state,
-            elapsed,
+            draw,
         )
         return state._replace(
             i=state.i + 1, adapt_state=adapt_state, path=path, rng_key=path.rng_key
         )
 
     def _advance(self, state, potential_fn, unravel):
-        """Run the loop until the next draw is settled; also the time that took."""
+        """The next draw; also its whitened position and the time that it took."""
         sampler, adapt_state = self._sampler, state.adapt_state
         scale = adapt_state.scale
         gradient = self._gradient(potential_fn)
@@ -444,7 +374,7 @@ class PDMPKernel(MCMCKernel):
             path=path,
             totals=totals,
         )
-        return state, elapsed
+        return state, (z, elapsed)
 
     # Warm-up
 
@@ -467,7 +397,7 @@ class PDMPKernel(MCMCKernel):
         path = restart_path(path, jnp.zeros_like(x))  # the start is the centre
         return state._replace(path=path, adapt_state=adapt_state._replace(scale=scale))
 
-    def _tune(self, state, elapsed):
+    def _tune(self, state, z, elapsed):
         adapt_state, path = state.adapt_state, state.path
         tuning, bounce_rate = tune_envelope(
             self._sampler,
@@ -480,8 +410,7 @@ class PDMPKernel(MCMCKernel):
         )
         moments = adapt_state.moments
         if self._adapt_mass_matrix:
-            x = ravel_pytree(state.z)[0]
-            moments = update_moments(moments, adapt_state.scale.whiten(x))
+            moments = update_moments(moments, z)
         return state._replace(
             adapt_state=adapt_state._replace(
                 tuning=tuning, bounce_rate=bounce_rate, moments=moments

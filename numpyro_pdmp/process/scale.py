@@ -47,6 +47,57 @@ class Scale(NamedTuple):
             return self.factor @ self.factor.T
         return jnp.square(self.factor) * jnp.ones_like(self.center)
 
+    def variance(self) -> Array:
+        r"""Diagonal of :math:`A A^T`."""
+        if self.factor.ndim == 2:
+            return jnp.sum(jnp.square(self.factor), axis=1)
+        return self.covariance()
+
+
+class LowRankScale(NamedTuple):
+    r"""Diagonal plus low rank: :math:`A = D\,(I + W\,\mathrm{diag}(s - 1)\,W^T)`.
+
+    ``D`` is diagonal and ``W`` has orthonormal columns, so that in units of ``D`` the
+    covariance has variance :math:`s_j^2` along column ``j`` and 1 elsewhere. Columns of
+    zeros are allowed: they change nothing. Costs :math:`O(dr)` where a matrix costs
+    :math:`O(d^2)`.
+    """
+
+    center: Array  # (d,)
+    factor: Array  # (d,) the diagonal of D
+    vectors: Array  # (d, r) W
+    stretch: Array  # (r,) s
+
+    def position(self, z: Array) -> Array:
+        """From whitened coordinates to the sampled variable."""
+        return self.center + self.direction(z)
+
+    def direction(self, v: Array) -> Array:
+        r"""Velocity :math:`\dot x = A v` of the sampled variable."""
+        return self.factor * self._stretched(v, self.stretch)
+
+    def gradient(self, g: Array) -> Array:
+        r"""Chain rule :math:`\nabla_z = A^T \nabla_x`."""
+        return self._stretched(self.factor * g, self.stretch)
+
+    def whiten(self, x: Array) -> Array:
+        """From the sampled variable to whitened coordinates."""
+        return self._stretched((x - self.center) / self.factor, 1 / self.stretch)
+
+    def covariance(self) -> Array:
+        r""":math:`A A^T`."""
+        excess = (self.vectors * (self.stretch**2 - 1)) @ self.vectors.T
+        unit = jnp.eye(self.center.size, dtype=self.factor.dtype) + excess
+        return self.factor[:, None] * unit * self.factor
+
+    def variance(self) -> Array:
+        r"""Diagonal of :math:`A A^T`."""
+        excess = jnp.square(self.vectors) @ (self.stretch**2 - 1)
+        return jnp.square(self.factor) * (1 + excess)
+
+    def _stretched(self, z: Array, stretch: Array) -> Array:
+        return z + self.vectors @ ((stretch - 1) * (z @ self.vectors))
+
 
 def identity_scale(position: Array) -> Scale:
     """The map that changes nothing, of the size and dtype of ``position``."""

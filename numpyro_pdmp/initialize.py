@@ -1,0 +1,121 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Where a chain starts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import Array
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+
+from numpyro.handlers import seed
+from numpyro.infer.util import ParamInfo, initialize_model, unconstrain_fn
+from numpyro.util import not_jax_tracer
+from numpyro_pdmp.potential import ModelFunctions
+
+ParamsEnergy = tuple[Any, Array]
+
+_NOT_CONCRETE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+)
+
+
+def jit_arrays(fn: Callable, compiler_options: dict | None) -> Callable:
+    """Compile ``fn`` for one call, with JAX arrays passed on and all else built in.
+
+    Large data embedded as constants are slow to compile. But a model may use its
+    arguments for shapes and control flow: NumPy arrays and numbers always stay as they
+    are, and if the model needs the values of JAX arrays, so do they.
+    """
+
+    def call(*args):
+        leaves, treedef = jax.tree.flatten(args)
+        arrays = [x if isinstance(x, jax.Array) else None for x in leaves]
+
+        def of_arrays(arrays):
+            both = zip(arrays, leaves, strict=True)
+            merged = [b if a is None else a for a, b in both]
+            return fn(*jax.tree.unflatten(treedef, merged))
+
+        try:
+            return jax.jit(of_arrays, compiler_options=compiler_options)(arrays)
+        except _NOT_CONCRETE:
+            return jax.jit(lambda: fn(*args), compiler_options=compiler_options)()
+
+    return call
+
+
+def _all_finite(tree: Any) -> Array:
+    return jnp.all(jnp.isfinite(ravel_pytree(tree)[0]))
+
+
+def strategy_params(
+    rng_key: Array,
+    model: Callable,
+    init_strategy: Callable,
+    forward_mode: bool,
+    vmap: Callable,
+    args: tuple,
+    kwargs: dict,
+) -> ParamsEnergy:
+    """Where the initialization strategy starts, and the potential energy there.
+
+    The energy is NaN where the gradient is not finite.
+    """
+    info = initialize_model(
+        rng_key,
+        model,
+        init_strategy=init_strategy,
+        dynamic_args=True,
+        model_args=args,
+        model_kwargs=kwargs,
+        forward_mode_differentiation=forward_mode,
+    ).param_info
+    finite = vmap(_all_finite)(info.z_grad)
+    return info.z, jnp.where(finite, info.potential_energy, jnp.nan)
+
+
+def given_params(
+    rng_key: Array,
+    functions: ModelFunctions,
+    model: Callable | None,
+    init_params: Any,
+    args: tuple,
+    kwargs: dict,
+    vmap: Callable,
+    grad_fn: Callable,
+) -> ParamsEnergy | None:
+    """The start that the user asks for, if any, and the potential energy there."""
+    if init_params is None:
+        if model is None:
+            raise ValueError(
+                "Valid value of `init_params` must be provided with `potential_fn`."
+            )
+        return None
+    sites = functions.sites
+    z = init_params.z if isinstance(init_params, ParamInfo) else init_params
+    if "_gibbs_sites" in kwargs:
+        # NumPyro's Gibbs starts blocks other than HMC at constrained values.
+        z = unconstrain_fn(seed(model, rng_key), args, kwargs, z)
+        z = {name: z[name] for name in sites or ()}
+    if sites is not None and (not isinstance(z, dict) or set(z) != set(sites)):
+        given = sorted(z) if isinstance(z, dict) else z
+        raise ValueError(
+            f"`init_params` must be a dict of unconstrained values for the sites "
+            f"{sorted(sites)}, got {given}."
+        )
+    z = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x, float)), z)
+    if ravel_pytree(z)[0].size == 0:
+        raise ValueError(f"`init_params` has no entries to sample: {z}.")
+    energy, grad = vmap(functions.potential_fn)(z), vmap(grad_fn)(z)
+    finite = _all_finite((energy, grad))
+    if not_jax_tracer(finite) and not finite:
+        raise ValueError(
+            f"`init_params`: the potential energy ({energy}) or its gradient is "
+            "not finite at the start; give another start, or check the model."
+        )
+    return z, energy

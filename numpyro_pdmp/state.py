@@ -1,0 +1,47 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The state of a kernel."""
+
+from collections import namedtuple
+
+PDMPState = namedtuple(
+    "PDMPState",
+    [
+        "i",
+        "z",
+        "potential_energy",
+        "num_grad",
+        "num_bounces",
+        "num_refreshments",
+        "num_proposals",
+        "num_violations",
+        "accept_prob",
+        "excess",
+        "diverging",
+        "adapt_state",
+        "path",
+        "totals",
+        "rng_key",
+    ],
+)
+"""
+State of a PDMP kernel. All counts are of one draw.
+
+ - **i** - number of draws so far, warm-up included.
+ - **z** - the draw: unconstrained values of the latent sites.
+ - **potential_energy** - potential energy of the draw (NaN when not asked for).
+ - **num_grad** - gradient evaluations.
+ - **num_bounces** - events of the process that are not refreshments.
+ - **num_refreshments** - refreshments of the velocity.
+ - **num_proposals** - proposed event times.
+ - **num_violations** - proposals at which the rate exceeded its envelope.
+ - **accept_prob** - mean acceptance probability of the proposals (1 without any).
+ - **excess** - mean of rate over envelope minus one, over the violations.
+ - **diverging** - a rate or the draw's energy was not finite, or the draw was cut off
+   at ``max_grad``.
+ - **adapt_state** - scale, envelope and what warm-up needs to tune them.
+ - **path** - state of the simulated path, see :class:`~numpyro_pdmp.process.Path`.
+ - **totals** - the path's statistics, summed since the end of warm-up.
+ - **rng_key** - random number generator key.
+"""
