@@ -6,30 +6,41 @@
 from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
 from numpyro_pdmp.diagnostics import Report, check
+from numpyro_pdmp.find_map import MAP, find_map
 from numpyro_pdmp.inference_data import ALL_STATS, to_inference_data
-from numpyro_pdmp.kernel import PDMPKernel, PDMPState
+from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.process.events import (
     ExactBound,
     Interpolation,
     PublishedInterpolation,
     Tangent,
 )
+from numpyro_pdmp.process.scale import LowRankScale, Scale
+from numpyro_pdmp.reference import laplace_reference
+from numpyro_pdmp.sigma_bps import SigmaBPS
+from numpyro_pdmp.state import PDMPState
 from numpyro_pdmp.version import __version__
 from numpyro_pdmp.zigzag import ZigZag
 
 __all__ = [
     "ALL_STATS",
     "BPS",
+    "MAP",
     "Boomerang",
     "ExactBound",
     "Interpolation",
+    "LowRankScale",
     "PDMPKernel",
     "PDMPState",
     "PublishedInterpolation",
     "Report",
+    "Scale",
+    "SigmaBPS",
     "Tangent",
     "ZigZag",
     "__version__",
     "check",
+    "find_map",
+    "laplace_reference",
     "to_inference_data",
 ]

@@ -86,23 +86,11 @@ class Boomerang(PDMPKernel):
     True
     """
 
-    def __init__(
-        self,
-        model=None,
-        potential_fn=None,
-        *,
-        refresh_rate=0.45,
-        refresh_mix=0.0,
-        refresh_law="regular",
-        target="posterior",
-        draw_time=math.pi / 2,
-        **kwargs,
-    ):
-        if not refresh_rate > 0:
-            raise ValueError(
-                f"`refresh_rate` must be positive, got {refresh_rate}: without "
-                "refreshment Boomerang stays on one ellipse."
-            )
+    process = BoomerangProcess
+    needs_refreshment = "without refreshment Boomerang stays on one ellipse"
+    first_draw_time = math.pi / 2
+
+    def __init__(self, model=None, potential_fn=None, *, target="posterior", **kwargs):
         if target not in ("posterior", "reference_prior"):
             raise ValueError(
                 f"`target` must be 'posterior' or 'reference_prior', got {target!r}."
@@ -111,12 +99,13 @@ class Boomerang(PDMPKernel):
             given = [
                 kwargs.get(k) is not None for k in ("inverse_mass_matrix", "center")
             ]
-            if not all(given) or kwargs.get("adapt_mass_matrix", True):
+            fixed = kwargs.get("adapt_mass_matrix", True) is False and all(given)
+            kept = not kwargs.get("adapt_mass_matrix") and "reference" in kwargs
+            if not (fixed or kept):
                 raise ValueError(
                     "`target='reference_prior'` makes the reference a part of the "
-                    "target: give `inverse_mass_matrix` and `center`, and set "
+                    "target: give `reference`, or `inverse_mass_matrix`, `center` and "
                     "`adapt_mass_matrix=False`."
                 )
         residual = target == "posterior"
-        sampler = BoomerangProcess(refresh_rate, refresh_mix, refresh_law, residual)
-        super().__init__(sampler, model, potential_fn, draw_time=draw_time, **kwargs)
+        super().__init__(model, potential_fn, residual=residual, **kwargs)

@@ -45,21 +45,5 @@ class BPS(PDMPKernel):
     True
     """
 
-    def __init__(
-        self,
-        model=None,
-        potential_fn=None,
-        *,
-        refresh_rate=1.0,
-        refresh_mix=0.0,
-        refresh_law="exponential",
-        draw_time=1.0,
-        **kwargs,
-    ):
-        if not refresh_rate > 0:
-            raise ValueError(
-                f"`refresh_rate` must be positive, got {refresh_rate}: without "
-                "refreshment BPS need not reach the whole space."
-            )
-        sampler = BouncyParticle(refresh_rate, refresh_mix, refresh_law)
-        super().__init__(sampler, model, potential_fn, draw_time=draw_time, **kwargs)
+    process = BouncyParticle
+    needs_refreshment = "without refreshment BPS need not reach the whole space"

@@ -1,7 +1,10 @@
 # Copyright Contributors to the numpyro_pdmp project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Descent to a mode by Newton steps, for the start of warm-up."""
+"""Descent to a mode, for the start of warm-up.
+
+By Newton steps where a Hessian is affordable, else by L-BFGS.
+"""
 
 from collections.abc import Callable
 
@@ -10,6 +13,11 @@ import numpy as np
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+import optax
+
+from numpyro_pdmp.hessian import fill_zeros, hessian_diagonal, hessian_low_rank
+from numpyro_pdmp.moments import AnyScale, low_rank_scale
+from numpyro_pdmp.process.scale import LowRankScale, Scale
 
 #: a mode with less than exp(-10) of the mass of another is not worth a chain
 NEGLIGIBLE_MODE = 10.0
@@ -73,10 +81,10 @@ def find_mode(
 def find_start(
     potential_fn: Callable[[Array], Array],
     x: Array,
-    factor: Array,
+    scale: AnyScale,
     mask: np.ndarray | None,
     grad_fn: Callable[[Array], Array] | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[AnyScale, Array]:
     """A mode to start from, and the curvature there as the first metric.
 
     In low dimension other starts are tried beside the given one; one of them is taken
@@ -84,10 +92,10 @@ def find_start(
 
     :param potential_fn: flat potential energy.
     :param x: the given start.
-    :param factor: decides whether the metric is dense or diagonal.
+    :param scale: decides what kind of metric is made: dense, diagonal or low-rank.
     :param mask: sparsity of a block metric, or None.
     :param grad_fn: gradient of the potential, if not by reverse mode.
-    :return: mode and factor.
+    :return: a scale with the mode as its centre, and the logarithm of its mass.
     """
     # Signed permutations of a start are as likely as the start itself under NumPyro's
     # default law; fixed ones cost no random numbers.
@@ -108,10 +116,133 @@ def find_start(
     best = jnp.where(log_mass[best] > log_mass[0] + NEGLIGIBLE_MODE, best, 0)
     mode, root = modes[best], roots[best]
     covariance = root @ root.T
-    if factor.ndim == 2:
+    variance = jnp.diagonal(covariance)
+    new: AnyScale
+    if isinstance(scale, LowRankScale):
+        deviation = jnp.sqrt(variance)
+        values, vectors = jnp.linalg.eigh(covariance / deviation / deviation[:, None])
+        new = low_rank_scale(mode, variance, values, vectors, scale.stretch.size)
+    elif scale.factor.ndim == 2:
         covariance = covariance if mask is None else jnp.where(mask, covariance, 0)
-        new = jnp.linalg.cholesky(covariance)
+        new = Scale(mode, jnp.linalg.cholesky(covariance))
     else:
-        new = jnp.sqrt(jnp.diagonal(covariance))
-    good = jnp.all(jnp.isfinite(new))
-    return jnp.where(good, mode, x), jnp.where(good, new, factor)
+        new = Scale(mode, jnp.sqrt(variance))
+    good = jnp.stack([jnp.all(jnp.isfinite(a)) for a in new]).all()
+    old = scale._replace(center=x)
+    new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+    return new, log_mass[best]
+
+
+def descend(
+    potential_fn: Callable[[Array], Array], x: Array, max_steps: int = 200
+) -> tuple[Array, Array]:
+    """Descend by L-BFGS until steps no longer gain anything in energy.
+
+    :param potential_fn: flat potential energy.
+    :param x: where to begin.
+    :param max_steps: bound on the number of steps.
+    :return: where it ended, and the energy there.
+    """
+    optimizer = optax.lbfgs()
+    value_and_grad = optax.value_and_grad_from_state(potential_fn)
+
+    def body(carry):
+        x, state, value, step, _ = carry
+        energy, grad = value_and_grad(x, state=state)
+        update, state = optimizer.update(
+            grad, state, x, value=energy, grad=grad, value_fn=potential_fn
+        )
+        new = optax.apply_updates(x, update)
+        good = jnp.isfinite(energy) & jnp.all(jnp.isfinite(new))
+        # Energies are in units of the posterior's own spread: 0.01 is next to nothing.
+        done = ~good | (value - energy < 0.01) & (step > 0)
+        return jnp.where(good, new, x), state, energy, step + 1, done
+
+    start = (x, optimizer.init(x), jnp.full((), jnp.inf, x.dtype), 0, False)
+    x = lax.while_loop(lambda carry: ~carry[-1] & (carry[-2] < max_steps), body, start)[
+        0
+    ]
+    return x, potential_fn(x)
+
+
+def find_start_large(
+    potential_fn: Callable[[Array], Array], x: Array, scale: AnyScale
+) -> tuple[AnyScale, Array]:
+    """As :func:`find_start` in many dimensions: a descent without Hessians.
+
+    The metric is the diagonal of the Hessian at its end, from random probes beyond
+    1024 dimensions; for a low-rank scale also its most telling directions.
+    """
+    mode, energy = descend(potential_fn, x)
+    curvature = hessian_diagonal(potential_fn, mode, num_probes=32)
+    curvature = fill_zeros(jnp.abs(curvature))
+    deviation = 1 / jnp.sqrt(curvature)
+    new: AnyScale
+    if isinstance(scale, LowRankScale):
+        rank = scale.stretch.size
+        new = hessian_low_rank(potential_fn, mode, curvature, rank)
+    elif scale.factor.ndim == 2:
+        new = Scale(mode, jnp.diag(deviation))
+    else:
+        new = Scale(mode, deviation)
+    good = jnp.stack([jnp.all(jnp.isfinite(a)) for a in new]).all()
+    old = scale._replace(center=x)
+    new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+    log_mass = -energy - 0.5 * jnp.sum(jnp.log(curvature))
+    return new, jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf)
+
+
+def typical_start(
+    potential_fn: Callable[[Array], Array], scale: AnyScale, noise: Array
+) -> Array:
+    """A draw of the Gaussian at a mode, or nearer to the mode where that fails.
+
+    A mode is no typical point: in many dimensions a chain would take long to get away
+    from it, and chains that start at one point look as if they agreed.
+
+    :param potential_fn: flat potential energy.
+    :param scale: centred at the mode.
+    :param noise: (d,) standard normal.
+    """
+    shares = jnp.asarray([1, 0.5, 0.25, 0.125, 0], noise.dtype)
+    tries = jax.vmap(lambda share: scale.position(share * noise))(shares)
+    energies = lax.map(potential_fn, tries)
+    expected = 0.5 * shares**2 * jnp.sum(noise**2)
+    allowed = energies - energies[-1] < expected + 5 + 2 * noise.size**0.5
+    allowed = allowed.at[-1].set(True)
+    return tries[jnp.argmax(allowed)]
+
+
+def merge_modes(
+    scales: AnyScale, log_mass: Array, starts: Array
+) -> tuple[AnyScale, Array]:
+    """One scale for several chains, each near a mode of its own, and their starts.
+
+    Centre and covariance are those of the mixture of all modes' Gaussians, weighted by
+    their masses. A chain whose mode is negligible starts where the best one does.
+
+    :param scales: of all chains, with a leading axis.
+    :param log_mass: (chains,) logarithms of the modes' masses.
+    :param starts: (chains, d) starts near those modes.
+    :return: the scale, and the starts of all chains.
+    """
+    best = jnp.argmax(log_mass)
+    one = jax.tree.map(lambda a: a[best], scales)
+    centers = scales.center
+    negligible = log_mass < log_mass[best] - NEGLIGIBLE_MODE
+    starts = jnp.where(negligible[:, None], starts[best], starts)
+    if isinstance(one, LowRankScale):
+        return one, starts
+    weights = jax.nn.softmax(log_mass)
+    center = weights @ centers
+    spread = centers - center
+    factor = scales.factor
+    if one.factor.ndim == 2:
+        covariance = jnp.einsum("c,cij,ckj->ik", weights, factor, factor)
+        covariance += (weights[:, None] * spread).T @ spread
+        factor = jnp.linalg.cholesky(covariance)
+    else:
+        factor = jnp.sqrt(weights @ (factor**2 + spread**2))
+    good = jnp.all(jnp.isfinite(factor)) & jnp.all(jnp.isfinite(center))
+    new = Scale(center, factor)
+    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, one), starts

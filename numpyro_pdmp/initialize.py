@@ -55,7 +55,7 @@ def _all_finite(tree: Any) -> Array:
 
 def strategy_params(
     rng_key: Array,
-    model: Callable,
+    model: Callable | None,
     init_strategy: Callable,
     forward_mode: bool,
     vmap: Callable,

@@ -6,7 +6,6 @@
 from collections.abc import Callable
 import copy
 from functools import partial
-import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,9 +18,22 @@ import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key, not_jax_tracer
-from numpyro_pdmp.descent import find_start
+from numpyro_pdmp.descent import (
+    find_start,
+    find_start_large,
+    merge_modes,
+    typical_start,
+)
 from numpyro_pdmp.initialize import given_params, jit_arrays, strategy_params
 from numpyro_pdmp.metric import initial_scale, mass_mask
+from numpyro_pdmp.moments import MAX_ROWS, zero_moments
+from numpyro_pdmp.options import (
+    check_metric,
+    check_refreshment,
+    check_simulation,
+    check_target,
+    require_positive,
+)
 from numpyro_pdmp.potential import ModelFunctions, gradient_fn, model_functions
 from numpyro_pdmp.process.events import EventTime, event_time_scheme
 from numpyro_pdmp.process.loop import (
@@ -36,20 +48,22 @@ from numpyro_pdmp.process.loop import (
 )
 from numpyro_pdmp.process.randomness import draw_uniform, normal
 from numpyro_pdmp.process.samplers import Sampler
-from numpyro_pdmp.process.scale import Scale
+from numpyro_pdmp.process.scale import LowRankScale
+from numpyro_pdmp.reference import reference_scale
 from numpyro_pdmp.state import PDMPState
 from numpyro_pdmp.warmup import (
     DENSE_LIMIT,
     AdaptState,
-    renew_scale,
-    tune_envelope,
-    update_moments,
+    draw_moments,
+    renew,
+    stretch_sums,
+    tune,
     window_ends,
-    zero_moments,
 )
 
 #: bound on the gradients of one draw while the scale may still be wrong
 WARMUP_MAX_GRAD = 100
+
 
 class PDMPKernel(MCMCKernel):
     """Base of the kernels; a subclass says which process it simulates.
@@ -63,66 +77,81 @@ class PDMPKernel(MCMCKernel):
     _sample_fn: ClassVar[bool] = True
     sample_field: ClassVar[str] = "z"  # type: ignore[assignment]
 
+    #: the process that a subclass simulates
+    process: ClassVar[type[Sampler]] = Sampler
+    #: what goes wrong without refreshment; None if nothing does
+    needs_refreshment: ClassVar[str | None] = None
+    #: process time between draws to begin with
+    first_draw_time: ClassVar[float] = 1.0
+    #: whether moments are integrals along the path rather than sums over draws
+    exact_moments: ClassVar[bool] = False
+
     def __init__(
         self,
-        sampler: Sampler,
         model: Callable | None = None,
         potential_fn: Callable | None = None,
         *,
+        refresh_rate: float | str = "auto",
+        refresh_mix: float = 0.0,
+        refresh_law: str | None = None,
         event_time: str | EventTime = "interpolation",
-        draw_time: float = 1.0,
+        target_violation: float | None = None,
+        draw_time: float | str = "auto",
         record: str = "time",
+        reference: Any = None,
         inverse_mass_matrix: Any = None,
         center: Any = None,
-        adapt_mass_matrix: bool = True,
+        adapt_mass_matrix: bool | None = None,
         dense_mass: bool | list | None = None,
+        low_rank: int | None = None,
+        cross_chain_adapt: bool = True,
         init_strategy: Callable = init_to_uniform,
         forward_mode_differentiation: bool = False,
         potential_energy: bool = True,
         hard_walls: bool = False,
         max_grad: int = 1000,
+        **process_options: Any,
     ):
-        if not (model is None) ^ (potential_fn is None):
-            raise ValueError("Only one of `model` or `potential_fn` must be specified.")
-        for name, fn in (("model", model), ("potential_fn", potential_fn)):
-            if fn is not None and not callable(fn):
-                raise TypeError(f"`{name}` must be callable, got {fn!r}.")
-        _require_positive("draw_time", draw_time)
-        if not 0 <= sampler.refresh_rate < math.inf:
-            raise ValueError(
-                f"`refresh_rate` must be finite and not negative, got "
-                f"{sampler.refresh_rate}; it is the rate of refreshments per unit of "
-                "process time."
-            )
-        if not 0 <= sampler.refresh_mix < 1:
-            raise ValueError(
-                f"`refresh_mix` must be in [0, 1), got {sampler.refresh_mix}; 0 is "
-                "full refreshment."
-            )
-        if sampler.refresh_law not in ("exponential", "regular"):
-            raise ValueError(
-                f"`refresh_law` must be 'exponential' or 'regular', got "
-                f"{sampler.refresh_law!r}."
-            )
-        if record not in ("time", "events"):
-            raise ValueError(f"`record` must be 'time' or 'events', got {record!r}.")
-        if not (isinstance(max_grad, (int, np.integer)) and 0 < max_grad < 2**31):
-            raise ValueError(f"`max_grad` must be a positive integer, got {max_grad}.")
-        if not (dense_mass is None or isinstance(dense_mass, (bool, list))):
-            raise ValueError(
-                f"`dense_mass` must be a bool or a list of tuples of site names, got "
-                f"{dense_mass!r}."
-            )
-        self._sampler = sampler
+        check_target(model, potential_fn)
+        options = {"refresh_mix": refresh_mix, **process_options}
+        if refresh_rate != "auto":
+            options["refresh_rate"] = refresh_rate
+        if refresh_law is not None:
+            options["refresh_law"] = refresh_law
+        try:
+            self._sampler = self.process(**options)
+        except TypeError as error:
+            unknown = ", ".join(f"`{name}`" for name in process_options)
+            raise TypeError(
+                f"{type(self).__name__} got unknown arguments: {unknown}."
+            ) from error
+        check_refreshment(self._sampler, self.needs_refreshment)
+        check_metric(dense_mass, low_rank, reference, inverse_mass_matrix, center)
+        check_simulation(record, max_grad, target_violation)
+        if draw_time != "auto":
+            require_positive("draw_time", draw_time)
+        if target_violation is None:
+            target_violation = self._sampler.target_violation
         self._model = model
         self._potential_fn = potential_fn
         self._scheme = event_time_scheme(event_time)
-        self._draw_time = float(draw_time)
+        self._target_violation = target_violation
+        self._tunes_draw_time = draw_time == "auto" and record == "time"
+        self._draw_time = float(
+            self.first_draw_time if draw_time == "auto" else draw_time
+        )
         self._record = record
+        self._reference = reference
         self._inverse_mass_matrix = inverse_mass_matrix
         self._center = center
-        self._adapt_mass_matrix = adapt_mass_matrix
+        # A reference is what the user wants: it is kept unless asked otherwise.
+        given = reference is not None
+        self._adapt_mass_matrix = (
+            not given if adapt_mass_matrix is None else adapt_mass_matrix
+        )
         self._dense_mass = dense_mass
+        self._low_rank = low_rank
+        self._cross_chain_adapt = cross_chain_adapt
         self._init_strategy = init_strategy
         self._forward_mode_differentiation = forward_mode_differentiation
         self._potential_energy = potential_energy
@@ -211,13 +240,15 @@ class PDMPKernel(MCMCKernel):
             if z_energy is None:
                 z_energy = new_params(model_args, kwargs)
             z, energy = z_energy
+            if init_params is None and self._reference is not None:
+                z, energy = self._reference_start(z, vmap, model_args, kwargs)
             init_state = partial(self._init_state, num_warmup=num_warmup)
             state = vmap(init_state)(keys[0], z, energy)
-            one = z if single else jax.tree.map(lambda x: x[0], z)
+            one = z if single else _first(z)
             if num_warmup > 0 and self._descends(one):
                 potential_fn, _ = self._flat_potential(one, model_args, kwargs)
                 start = partial(self._start, potential_fn=potential_fn)
-                state = start(state) if single else lax.map(start, state)
+                state = start(state)[0] if single else self._start_all(start, state)
             return state, energy
 
         # Compiled as one, since dispatching the many small operations takes longer; and
@@ -229,31 +260,51 @@ class PDMPKernel(MCMCKernel):
             keys, z_energy, model_args, kwargs
         )
         if not_jax_tracer(energy) and not jnp.all(jnp.isfinite(energy)):
+            if self._reference is not None:
+                raise ValueError(
+                    f"`reference`: the potential energy at its centre is {energy}; "
+                    "start elsewhere with `init_params`, or give another reference."
+                )
             # Not compiled, NumPyro explains which site is at fault.
             new_params(model_args, kwargs)
         return state
+
+    def _reference_start(self, z, vmap, model_args, kwargs):
+        """All chains at the centre of the reference."""
+        potential_fn = self._functions(model_args, kwargs).potential_fn
+
+        def at_center(z):
+            return ravel_pytree(z)[1](reference_scale(self._reference, z).center)
+
+        z = vmap(at_center)(z)
+        return z, vmap(potential_fn)(z)
 
     def _init_state(self, rng_key, z, energy, num_warmup):
         sampler, scheme = self._sampler, self._scheme
         x = ravel_pytree(z)[0]
         dim, dtype = x.size, x.dtype
-        rng_key, uniform = draw_uniform(rng_key, dim + 1, dtype)
-        scale = initial_scale(
-            z, self._inverse_mass_matrix, self._center, self._dense(dim)
-        )
+        rng_key, uniform = draw_uniform(rng_key, 2 * dim + 1, dtype)
+        scale = self._initial_scale(z)
         tuning = scheme.tuning(sampler.event_time(dim), sampler.rate_size(dim))
+        ends = window_ends(num_warmup)
+        rows = 0
+        if isinstance(scale, LowRankScale):
+            rows = min(MAX_ROWS, max(int(np.diff(ends).max()), 1))
         adapt_state = AdaptState(
             scale=scale,
             tuning=jax.tree.map(lambda a: a.astype(dtype), tuning),
+            refresh_rate=jnp.asarray(sampler.refresh_rate, dtype),
+            draw_time=jnp.asarray(self._draw_time, dtype),
             bounce_rate=jnp.asarray(1 / sampler.event_time(dim), dtype),
-            moments=zero_moments(scale.factor, dim),
-            window_ends=window_ends(num_warmup),
+            moments=zero_moments(scale, rows),
+            averages=jnp.zeros(3, dtype),
+            window_ends=jnp.asarray(ends, int),
             num_warmup=jnp.asarray(num_warmup),
         )
         path = start_path(
             rng_key,
             scale.whiten(x),
-            sampler.velocity(normal(uniform[1:])),
+            sampler.velocity(normal(uniform[1 : dim + 1])),
             sampler,
             sampler.refresh_time(uniform[0], sampler.refresh_rate),
             self._draw_time,
@@ -274,13 +325,31 @@ class PDMPKernel(MCMCKernel):
             diverging=jnp.zeros((), bool),
             adapt_state=adapt_state,
             path=path,
+            whitened=normal(uniform[dim + 1 :]),  # until the first draw: noise
             totals=path.stats,
             rng_key=rng_key,
         )
 
+    def _initial_scale(self, z):
+        dense = self._dense(ravel_pytree(z)[0].size)
+        if self._reference is not None:
+            return reference_scale(self._reference, z)
+        scale = initial_scale(z, self._inverse_mass_matrix, self._center, dense)
+        if self._low_rank is None:
+            return scale
+        dim, dtype = scale.center.size, scale.center.dtype
+        rank = min(self._low_rank, dim)
+        vectors, stretch = jnp.zeros((dim, rank), dtype), jnp.ones(rank, dtype)
+        return LowRankScale(scale.center, scale.factor, vectors, stretch)
+
     def _dense(self, dim):
         """``dense_mass`` with its default filled in: True, False or blocks."""
-        return dim <= DENSE_LIMIT if self._dense_mass is None else self._dense_mass
+        if self._dense_mass is None:
+            return dim <= DENSE_LIMIT and self._low_rank is None
+        return self._dense_mass
+
+    def _mask(self, z):
+        return mass_mask(z, self._dense(ravel_pytree(z)[0].size))
 
     # A draw
 
@@ -296,39 +365,27 @@ class PDMPKernel(MCMCKernel):
         one = state.z if single else jax.tree.map(lambda x: x[0], state.z)
         potential_fn, unravel = self._flat_potential(one, model_args, model_kwargs)
         vmap = identity if single else jax.vmap
-        # All chains are at the same draw: warm-up work is skipped for all at once.
-        i = jnp.ravel(state.i)[0]
-        adapt_state = state.adapt_state
-        num_warmup = jnp.ravel(adapt_state.num_warmup)[0]
-        ends = adapt_state.window_ends if single else adapt_state.window_ends[0]
-
+        last = state.whitened
         state = state._replace(path=state.path._replace(rng_key=state.rng_key))
         state, draw = vmap(lambda s: self._advance(s, potential_fn, unravel))(state)
-
-        def adapt(state, draw):
-            state = vmap(self._tune)(state, *draw)
-            if self._adapt_mass_matrix:
-                renew = vmap(lambda s: self._renew(s, ends[0] == i + 1))
-                state = lax.cond(jnp.any(ends == i + 1), renew, identity, state)
-            return state.adapt_state, state.path
-
-        adapt_state, path = lax.cond(
-            i < num_warmup,
-            adapt,
-            lambda state, _: (state.adapt_state, state.path),
-            state,
-            draw,
-        )
+        adapt_state, path = self._adapt(state, draw, last, single)
         return state._replace(
             i=state.i + 1, adapt_state=adapt_state, path=path, rng_key=path.rng_key
         )
 
     def _advance(self, state, potential_fn, unravel):
-        """The next draw; also its whitened position and the time that it took."""
+        """The next draw, and what it tells warm-up."""
         sampler, adapt_state = self._sampler, state.adapt_state
         scale = adapt_state.scale
         gradient = self._gradient(potential_fn)
-        tick = make_tick(gradient, sampler, self._scheme, scale, adapt_state.tuning)
+        tick = make_tick(
+            gradient,
+            sampler,
+            self._scheme,
+            scale,
+            adapt_state.tuning,
+            adapt_state.refresh_rate,
+        )
         warmup = state.i < adapt_state.num_warmup
         max_grad = jnp.where(
             warmup, min(WARMUP_MAX_GRAD, self._max_grad), self._max_grad
@@ -341,15 +398,24 @@ class PDMPKernel(MCMCKernel):
                 return p.event == NO_EVENT
             return ~has_output(p)
 
-        path = lax.while_loop(
-            lambda p: waits(p) & (p.stats.num_grad < max_grad), tick, path
+        def body(carry):
+            path, sums = carry
+            path = tick(path)
+            if self.exact_moments:
+                sums = sums + stretch_sums(path)
+            return path, sums
+
+        path, sums = lax.while_loop(
+            lambda carry: waits(carry[0]) & (carry[0].stats.num_grad < max_grad),
+            body,
+            (path, jnp.zeros((3, path.z.size), path.z.dtype)),
         )
         cut_off = waits(path)
         elapsed = t_start - path.t_output
         if self._record == "events":
             z = path.z
         else:
-            path, z = read_output(path, sampler, self._draw_time)
+            path, z = read_output(path, sampler, adapt_state.draw_time)
         x, stats = scale.position(z), path.stats
         energy = potential_fn(x) if self._potential_energy else jnp.nan
         outside = ~jnp.isfinite(energy) & self._potential_energy
@@ -372,70 +438,122 @@ class PDMPKernel(MCMCKernel):
             excess=stats.sum_excess / jnp.maximum(stats.num_violations, 1),
             diverging=(stats.num_nonfinite > 0) | cut_off | outside,
             path=path,
+            whitened=z,
             totals=totals,
         )
-        return state, (z, elapsed)
+        return state, draw_moments(z, sums, elapsed, stats, self.exact_moments)
 
     # Warm-up
 
     def _descends(self, z):
-        """Whether warm-up begins with a descent: it needs a Hessian."""
-        dim = ravel_pytree(z)[0].size
-        given = self._inverse_mass_matrix is not None or self._center is not None
-        return self._adapt_mass_matrix and not given and dim <= DENSE_LIMIT
+        """Whether warm-up begins with a descent."""
+        options = (self._reference, self._inverse_mass_matrix, self._center)
+        given = any(option is not None for option in options)
+        # In many dimensions it is by reverse mode.
+        small = ravel_pytree(z)[0].size <= DENSE_LIMIT
+        possible = small or not self._forward_mode_differentiation
+        return self._adapt_mass_matrix and not given and possible
 
     def _start(self, state, potential_fn):
-        path, adapt_state = state.path, state.adapt_state
-        x, factor = find_start(
-            potential_fn,
-            ravel_pytree(state.z)[0],
-            adapt_state.scale.factor,
-            mass_mask(state.z, self._dense(path.z.size)),
-            self._gradient(potential_fn),
-        )
-        scale = Scale(x, factor)
-        path = restart_path(path, jnp.zeros_like(x))  # the start is the centre
-        return state._replace(path=path, adapt_state=adapt_state._replace(scale=scale))
+        """Begin near a mode, with the curvature there as the first metric."""
+        x, old = ravel_pytree(state.z)[0], state.adapt_state.scale
+        if x.size <= DENSE_LIMIT:
+            gradient = self._gradient(potential_fn)
+            mask = self._mask(state.z)
+            scale, log_mass = find_start(potential_fn, x, old, mask, gradient)
+        else:
+            scale, log_mass = find_start_large(potential_fn, x, old)
+        start = typical_start(potential_fn, scale, state.whitened)
+        path = restart_path(state.path, scale.whiten(start))
+        adapt_state = state.adapt_state._replace(scale=scale)
+        return state._replace(adapt_state=adapt_state, path=path), (log_mass, start)
 
-    def _tune(self, state, z, elapsed):
-        adapt_state, path = state.adapt_state, state.path
-        tuning, bounce_rate = tune_envelope(
-            self._sampler,
-            self._scheme,
-            adapt_state.tuning,
-            adapt_state.bounce_rate,
-            path.stats,
-            elapsed,
-            path.z.size,
-        )
-        moments = adapt_state.moments
-        if self._adapt_mass_matrix:
-            moments = update_moments(moments, z)
-        return state._replace(
-            adapt_state=adapt_state._replace(
-                tuning=tuning, bounce_rate=bounce_rate, moments=moments
-            )
-        )
-
-    def _renew(self, state, forget):
-        """New coordinates at the end of a window, or only an end to the first."""
-        adapt_state, path = state.adapt_state, state.path
-        old = adapt_state.scale
-        mask = mass_mask(state.z, self._dense(path.z.size))
-        new = renew_scale(old, adapt_state.moments, mask)
-        new = jax.tree.map(lambda a, b: jnp.where(forget, a, b), old, new)
-        path = restart_path(path, new.whiten(old.position(path.z)))
-        adapt_state = adapt_state._replace(
-            scale=new, moments=zero_moments(old.factor, path.z.size)
-        )
+    def _start_all(self, start, state):
+        """Begin near modes, in coordinates for all if chains share those."""
+        # One after the other: XLA's CPU thread pool can deadlock on large batches of
+        # the factorisations that some models contain.
+        state, (log_mass, starts) = lax.map(start, state)
+        if not self._cross_chain_adapt:
+            return state
+        scales = state.adapt_state.scale
+        scale, starts = merge_modes(scales, log_mass, starts)
+        scales = jax.tree.map(lambda a, b: jnp.broadcast_to(a, b.shape), scale, scales)
+        adapt_state = state.adapt_state._replace(scale=scales)
+        path = jax.vmap(restart_path)(state.path, jax.vmap(scale.whiten)(starts))
         return state._replace(adapt_state=adapt_state, path=path)
+
+    def _adapt(self, state, draw, last, single):
+        """What warm-up changes after a draw: the adaptation, and the path with it."""
+        # All chains are at the same draw: warm-up work is skipped for all at once.
+        i = jnp.ravel(state.i)[0]
+        adapt_state, path = state.adapt_state, state.path
+        num_warmup = jnp.ravel(adapt_state.num_warmup)[0]
+        ends = adapt_state.window_ends if single else adapt_state.window_ends[0]
+        renews = self._adapt_mass_matrix or self._tunes_draw_time
+        tuned = self._for_groups(
+            partial(
+                tune,
+                i=i,
+                sampler=self._sampler,
+                scheme=self._scheme,
+                target_violation=self._target_violation,
+                moments=renews,
+            ),
+            single,
+        )
+        adapt_state = lax.cond(
+            i < num_warmup, tuned, lambda s, *_: s, adapt_state, draw, last
+        )
+        if not renews:
+            return adapt_state, path
+
+        def renewed(old, path):
+            new = self._for_groups(
+                partial(
+                    renew,
+                    i=i,
+                    base_draw_time=self._draw_time,
+                    adapt_scale=self._adapt_mass_matrix,
+                    adapt_draw_time=self._tunes_draw_time,
+                    mask=self._mask(state.z if single else _first(state.z)),
+                    refreshes=self._sampler.refresh_rate > 0,
+                ),
+                single,
+            )(old)
+            if self._adapt_mass_matrix:
+                move = lambda path, old, new: restart_path(  # noqa: E731
+                    path, new.whiten(old.position(path.z))
+                )
+                path = (move if single else jax.vmap(move))(path, old.scale, new.scale)
+            return new, path
+
+        # The last window may end with warm-up, and so the condition on both.
+        at_end = jnp.any(ends == i + 1) & (i < num_warmup)
+        return lax.cond(at_end, renewed, lambda *args: args, adapt_state, path)
+
+    def _for_groups(self, fn, single):
+        """Lift ``fn(adapt_state, *chains)`` to chains that share their adaptation."""
+
+        def alone(adapt_state, *chains):
+            return fn(adapt_state, *jax.tree.map(lambda a: a[None], chains))
+
+        def together(adapt_state, *chains):
+            new = fn(_first(adapt_state), *chains)
+            return jax.tree.map(
+                lambda a, b: jnp.broadcast_to(a, b.shape), new, adapt_state
+            )
+
+        if single:
+            return alone
+        return together if self._cross_chain_adapt else jax.vmap(alone)
 
     # As a block of a composite kernel
 
     def refresh(self, state, model_args, model_kwargs):
         """Forget what is known of the rates: the conditioning has changed."""
         potential_fn, _ = self._flat_potential(state.z, model_args, model_kwargs)
-        path = continue_from_output(state.path, self._sampler, self._draw_time)
+        draw_time = state.adapt_state.draw_time
+        path = continue_from_output(state.path, self._sampler, draw_time)
         energy = potential_fn(ravel_pytree(state.z)[0])
         energy = energy if self._potential_energy else jnp.nan
         energy = jnp.asarray(energy, state.potential_energy.dtype)
@@ -453,6 +571,6 @@ class PDMPKernel(MCMCKernel):
         return kernel
 
 
-def _require_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+def _first(tree):
+    """The first chain's part."""
+    return jax.tree.map(lambda a: a[0], tree)

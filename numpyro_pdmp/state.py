@@ -21,6 +21,7 @@ PDMPState = namedtuple(
         "diverging",
         "adapt_state",
         "path",
+        "whitened",
         "totals",
         "rng_key",
     ],
@@ -42,6 +43,7 @@ State of a PDMP kernel. All counts are of one draw.
    at ``max_grad``.
  - **adapt_state** - scale, envelope and what warm-up needs to tune them.
  - **path** - state of the simulated path, see :class:`~numpyro_pdmp.process.Path`.
+ - **whitened** - the draw in whitened coordinates.
  - **totals** - the path's statistics, summed since the end of warm-up.
  - **rng_key** - random number generator key.
 """

@@ -3,14 +3,18 @@
 
 r"""Warm-up: where to start, in which coordinates, with which envelopes.
 
-=========== ============================== ====================================
-draws       phase                          what it sets
-=========== ============================== ====================================
-before 1    damped Newton descent          start, first centre and scale
-all         every draw                     window and offset of the envelope
-slow        NumPyro's windows, doubling    centre and scale from time averages
-after       nothing                        everything is frozen
-=========== ============================== ====================================
+========== ======== ==================== =========================================
+phase      share    when it acts         what it sets
+========== ======== ==================== =========================================
+descent    before   once                 start, first centre and scale
+settle     5 %      every draw           window and offset of the envelope
+slow       75 %     every draw           the same
+..         ..       ends of windows that centre and scale, from the window's
+..         ..       double in length     moments; draw time, from its autocorrelation
+final      20 %     every draw           window and offset
+freeze     after    once                 window and offset: averages over the final
+..         ..       ..                   phase
+========== ======== ==================== =========================================
 """
 
 from typing import NamedTuple
@@ -21,93 +25,199 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from numpyro.infer.hmc_util import build_adaptation_schedule
+from numpyro_pdmp.moments import (
+    AnyScale,
+    Moments,
+    autocorrelations,
+    renew_scale,
+    update_moments,
+    zero_moments,
+)
 from numpyro_pdmp.process.events import EventTime, Tuning
-from numpyro_pdmp.process.loop import Stats
+from numpyro_pdmp.process.loop import Path, Stats
 from numpyro_pdmp.process.samplers import Sampler
-from numpyro_pdmp.process.scale import Scale
+from numpyro_pdmp.process.scale import LowRankScale
 
 #: largest dimension with a dense metric, and with Hessians at the start, by default
 DENSE_LIMIT = 256
-
-
-class Moments(NamedTuple):
-    """Welford sums of whitened positions at equally spaced process times."""
-
-    num: Array  # of positions
-    mean: Array  # (d,)
-    m2: Array  # (d,) or (d, d)
+#: shares of warm-up before the first slow window, and after the last
+SETTLE, FINAL = 0.05, 0.2
+#: length of the first slow window, in draws
+FIRST_WINDOW = 50
+#: how far one violation raises the logarithm of the offset
+GAIN = 0.3
+#: a tuned draw time makes successive draws of the slowest coordinate this correlated
+DRAW_CORRELATION = 0.5
+#: but no longer than this many gradients take, unless the first draw time does
+DRAW_GRAD = 50
 
 
 class AdaptState(NamedTuple):
     """What warm-up tunes, and what it needs to do so."""
 
-    scale: Scale
+    scale: AnyScale
     tuning: Tuning
+    refresh_rate: Array  # refreshments per unit of process time
+    draw_time: Array  # process time between draws
     bounce_rate: Array  # smoothed, per unit of process time
     moments: Moments
+    averages: Array  # (3,) count, and sums of the logarithms of window and offset
     window_ends: Array  # draws after which the scale is renewed
     num_warmup: Array
 
 
-def window_ends(num_warmup: int) -> Array:
-    """Draws that end the first buffer and each slow window of NumPyro's schedule."""
-    windows = build_adaptation_schedule(num_warmup) if num_warmup > 0 else []
-    if len(windows) < 3:  # a short warm-up is one window without buffers
-        return jnp.asarray([0, num_warmup], int)
-    return jnp.asarray([w.end + 1 for w in windows[:-1]], int)
+class Draw(NamedTuple):
+    """What one draw tells warm-up."""
+
+    z: Array  # (d,) whitened position
+    mean: Array  # (d,) position that counts for the moments
+    within: Array  # (d,) variance about it
+    weight: Array  # () how much it counts
+    elapsed: Array  # () process time
+    stats: Stats
 
 
-def zero_moments(factor: Array, dim: int) -> Moments:
-    """Empty sums, dense or diagonal as ``factor`` is."""
-    shape = (dim, dim) if factor.ndim == 2 else (dim,)
-    zero = jnp.zeros((), factor.dtype)
-    return Moments(zero, jnp.zeros(dim, factor.dtype), jnp.zeros(shape, factor.dtype))
+def window_ends(num_warmup: int) -> np.ndarray:
+    """Draws that end the settling and each slow window.
 
-
-def update_moments(moments: Moments, z: Array) -> Moments:
-    """One more position."""
-    count = moments.num + 1
-    delta = z - moments.mean
-    mean = moments.mean + delta / count
-    rest = z - mean
-    product = jnp.outer(delta, rest) if moments.m2.ndim == 2 else delta * rest
-    return Moments(count, mean, moments.m2 + product)
-
-
-def renew_scale(scale: Scale, moments: Moments, mask: np.ndarray | None) -> Scale:
-    r"""Centre and scale from the moments of a window, shrunk to those in force.
-
-    In whitened coordinates the metric in force is the identity, whatever the units
-    of the model, and a window tells :math:`d(d+1)/2` numbers about another one. Where
-    that is mostly noise the old metric is better: as in Ledoit and Wolf (2004), the
-    estimate is :math:`(1-\rho) S + \rho I`, with :math:`\rho` the expected squared
-    error of :math:`S` on a Gaussian over :math:`\|S - I\|^2`; likewise the mean.
+    A window is twice as long as the one before, but for the last, which takes what
+    would not suffice for another.
     """
-    # Draws are correlated, and so count for less.
-    n, dim = jnp.maximum(moments.num / 3, 1), moments.mean.size
-    noise = dim / n
-    shift = jnp.sum(moments.mean**2)
-    mean = moments.mean * jnp.maximum(0, 1 - noise / jnp.maximum(shift, noise))
-    center = scale.position(mean)
-    cov = moments.m2 / moments.num
-    if moments.m2.ndim == 2:
-        identity = jnp.eye(dim, dtype=cov.dtype)
-        error = (jnp.sum(cov**2) + jnp.trace(cov) ** 2) / n
-        rho = error / jnp.maximum(jnp.sum((cov - identity) ** 2), error)
-        # A floor, since fewer draws than dimensions leave S singular.
-        rho = jnp.maximum(rho, 1 / (1 + moments.num))
-        cov = (1 - rho) * cov + rho * identity
-        factor = scale.factor @ jnp.linalg.cholesky(cov)
-        if mask is not None:
-            factor = jnp.linalg.cholesky(jnp.where(mask, factor @ factor.T, 0))
-    else:
-        weight = n / (n + 2)
-        factor = scale.factor * jnp.sqrt(weight * cov + (1 - weight))
-    new = Scale(center, factor)
-    good = jnp.all(jnp.isfinite(factor)) & jnp.all(jnp.isfinite(center))
-    good &= moments.num > 1
-    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, scale)
+    if num_warmup < 20:  # a short warm-up is one window without buffers
+        return np.asarray([0, num_warmup])
+    settle, last = round(SETTLE * num_warmup), round((1 - FINAL) * num_warmup)
+    ends, length = [settle], FIRST_WINDOW
+    while ends[-1] + 3 * length <= last:
+        ends.append(ends[-1] + length)
+        length *= 2
+    return np.asarray([*ends, last])
+
+
+def stretch_sums(path: Path) -> Array:
+    """Integrals of 1, z and z^2 over the stretch that a tick settled: straight lines.
+
+    :return: (3, d).
+    """
+    t = path.t_from
+    middle, spread = path.z_from + 0.5 * t * path.v_from, t * path.v_from
+    return t * jnp.stack([jnp.ones_like(middle), middle, middle**2 + spread**2 / 12])
+
+
+def draw_moments(
+    z: Array, sums: Array, elapsed: Array, stats: Stats, exact: bool
+) -> Draw:
+    """What a draw tells: of the draw alone, or of the path that led to it."""
+    one, zero = jnp.ones((), z.dtype), jnp.zeros_like(z)
+    if not exact:
+        return Draw(z, z, zero, one, elapsed, stats)
+    time, mean, square = sums
+    moved = time > 0
+    mean, square = (x / jnp.where(moved, time, 1) for x in (mean, square))
+    within = jnp.maximum(square - mean**2, 0)
+    mean, within = jnp.where(moved, mean, z), jnp.where(moved, within, 0)
+    return Draw(z, mean, within, time[0], elapsed, stats)
+
+
+def in_moment_units(scale: AnyScale, z: Array) -> Array:
+    """Whitened coordinates, or units of the diagonal for a low-rank scale."""
+    if isinstance(scale, LowRankScale):
+        return scale.direction(z) / scale.factor
+    return z
+
+
+def tune(
+    state: AdaptState,
+    draws: Draw,
+    last: Array,
+    i: Array,
+    sampler: Sampler,
+    scheme: EventTime,
+    target_violation: float,
+    moments: bool,
+) -> AdaptState:
+    """After every draw of warm-up.
+
+    :param state: of all chains in ``draws``, which share it.
+    :param draws: one draw of each chain, with a leading axis.
+    :param last: (chains, d) whitened positions of the draws before.
+    :param i: number of this draw, from 0.
+    :param sampler: the process.
+    :param scheme: event-time scheme.
+    :param target_violation: share of proposals that may exceed the envelope.
+    :param moments: whether the scale or the draw time are tuned.
+    """
+    stats = jax.tree.map(lambda a: jnp.sum(a, 0), draws.stats)
+    dim = state.scale.center.size
+    tuning, bounce_rate = tune_envelope(
+        sampler,
+        scheme,
+        state.tuning,
+        state.bounce_rate,
+        stats,
+        jnp.sum(draws.elapsed),
+        target_violation,
+        dim,
+    )
+    logs = jnp.log(jnp.stack([jnp.e + 0 * tuning.window, *tuning]))
+    averages = state.averages + jnp.where(jnp.isfinite(logs), logs, 0)
+    _, window, offset = jnp.exp(averages / averages[0])
+    frozen = Tuning(
+        window if scheme.tunes_window else tuning.window,
+        offset if scheme.tunes_offset else tuning.offset,
+    )
+    done = i + 1 == state.num_warmup
+    tuning = jax.tree.map(lambda a, b: jnp.where(done, a, b), frozen, tuning)
+    state = state._replace(tuning=tuning, bounce_rate=bounce_rate, averages=averages)
+    if not moments:
+        return state
+    units = jax.vmap(lambda z: in_moment_units(state.scale, z))
+    new = update_moments(
+        state.moments,
+        units(draws.z),
+        units(last),
+        units(draws.mean),
+        draws.within,
+        draws.weight,
+        stats.num_refreshments,
+        stats.num_grad,
+    )
+    return state._replace(moments=new)
+
+
+def renew(
+    state: AdaptState,
+    i: Array,
+    base_draw_time: float,
+    adapt_scale: bool,
+    adapt_draw_time: bool,
+    mask: np.ndarray | None,
+    refreshes: bool,
+) -> AdaptState:
+    """At the end of a window: new coordinates and draw time; begin another window.
+
+    The first window only settles: its moments are forgotten.
+    """
+    ends = state.window_ends
+    forget = (i + 1 == ends[0]) & (ends[0] > 0)
+    if adapt_scale:
+        new = renew_scale(state.scale, state.moments, mask, refreshes)
+        scale = jax.tree.map(lambda a, b: jnp.where(forget, a, b), state.scale, new)
+        state = state._replace(scale=scale)
+    if adapt_draw_time:
+        # Were the correlation exp(-t / tau), this time would give the wanted one.
+        rho = jnp.clip(jnp.max(autocorrelations(state.moments)), 0.01, 0.99)
+        factor = jnp.log(DRAW_CORRELATION) / jnp.log(rho)
+        num_grad = state.moments.num_grad / jnp.maximum(state.moments.pairs, 1)
+        factor = jnp.minimum(factor, DRAW_GRAD / jnp.maximum(num_grad, 1))
+        draw_time = state.draw_time * jnp.clip(factor, 0.25, 4)
+        draw_time = jnp.maximum(draw_time, base_draw_time)
+        enough = ~forget & (state.moments.pairs > 20)
+        draw_time = jnp.where(enough, draw_time, state.draw_time)
+        state = state._replace(draw_time=draw_time.astype(state.draw_time.dtype))
+    return state._replace(
+        moments=zero_moments(state.scale, len(state.moments.rows)),
+        averages=jnp.zeros_like(state.averages),
+    )
 
 
 def tune_envelope(
@@ -117,15 +227,15 @@ def tune_envelope(
     bounce_rate: Array,
     stats: Stats,
     elapsed: Array,
+    target_violation: float,
     dim: int,
 ) -> tuple[Tuning, Array]:
     """Window and offset from the statistics of one draw.
 
     The offset climbs on violations and sinks slowly, so that a share
-    ``sampler.target_violation`` of proposals exceeds the envelope. The window
-    balances the evaluations at its ends against the rejections that its offset
-    causes, and is not much longer than the time between events, beyond which it
-    would gain nothing.
+    ``target_violation`` of proposals exceeds the envelope. The window balances the
+    evaluations at its ends against the rejections that its offset causes, and is not
+    much longer than the time between events, beyond which it would gain nothing.
     """
     seen = elapsed > 0
     rate = stats.num_bounces / jnp.where(seen, elapsed, 1)
@@ -142,7 +252,9 @@ def tune_envelope(
         )
         window = jnp.minimum(window, limit).astype(tuning.window.dtype)
     if scheme.tunes_offset:
-        surplus = stats.num_violations - sampler.target_violation * stats.num_proposals
-        factor = jnp.exp(jnp.clip(0.2 * surplus, -1, 1)) * (window / tuning.window) ** 2
+        surplus = stats.num_violations - target_violation * stats.num_proposals
+        # In units of what is expected, for long draws must not be more violent.
+        step = GAIN * surplus / (1 + target_violation * stats.num_proposals)
+        factor = jnp.exp(jnp.clip(step, -1, 2)) * (window / tuning.window) ** 2
         offset = (offset * factor).astype(offset.dtype)
     return Tuning(window, offset), bounce_rate

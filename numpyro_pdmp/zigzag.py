@@ -42,16 +42,4 @@ class ZigZag(PDMPKernel):
     True
     """
 
-    def __init__(
-        self,
-        model=None,
-        potential_fn=None,
-        *,
-        refresh_rate=0.0,
-        refresh_mix=0.0,
-        refresh_law="exponential",
-        draw_time=1.0,
-        **kwargs,
-    ):
-        sampler = ZigZagProcess(refresh_rate, refresh_mix, refresh_law)
-        super().__init__(sampler, model, potential_fn, draw_time=draw_time, **kwargs)
+    process = ZigZagProcess

@@ -194,7 +194,7 @@ def test_separated_modes():
         return -jnp.logaddexp(-0.5 * (x - 10) ** 2, -0.5 * (x + 10) ** 2)
 
     mcmc = MCMC(
-        Boomerang(potential_fn=two_modes),
+        Boomerang(potential_fn=two_modes, cross_chain_adapt=False),
         num_warmup=100,
         num_samples=200,
         num_chains=2,

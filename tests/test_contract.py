@@ -94,7 +94,7 @@ OPTIONS = {"args": (X, Y), "extra": ALL_STATS}
 @cache
 def runs_of(kernel):
     """Two chains by two methods, and one chain, all of the same kernel *object*."""
-    kernel = kernel(regression, **ADAPTATIONS[kernel])
+    kernel = kernel(regression, cross_chain_adapt=False, **ADAPTATIONS[kernel])
     return {
         "vectorized": run(kernel, num_chains=2, chain_method="vectorized", **OPTIONS),
         "sequential": run(kernel, num_chains=2, chain_method="sequential", **OPTIONS),

@@ -9,17 +9,11 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro.infer import MCMC
-from numpyro.infer.hmc_util import build_adaptation_schedule
 from numpyro_pdmp import BPS, Boomerang, ZigZag
+from numpyro_pdmp.descent import find_mode, find_start
+from numpyro_pdmp.moments import renew_scale, update_moments, zero_moments
 from numpyro_pdmp.process.scale import Scale
-from numpyro_pdmp.warmup import (
-    find_mode,
-    find_start,
-    renew_scale,
-    update_moments,
-    window_ends,
-    zero_moments,
-)
+from numpyro_pdmp.warmup import window_ends
 
 KERNELS = (BPS, Boomerang, ZigZag)
 
@@ -48,14 +42,17 @@ def relative_eigenvalues(estimate, covariance):
 # Schedule
 
 
-@pytest.mark.parametrize("num_warmup", [20, 60, 150, 300, 1000])
-def test_window_ends_follow_numpyro(num_warmup):
-    *windows, _ = build_adaptation_schedule(num_warmup)
-    np.testing.assert_array_equal(window_ends(num_warmup), [w.end + 1 for w in windows])
+@pytest.mark.parametrize("num_warmup", [20, 60, 150, 300, 1000, 3000])
+def test_windows_double_between_settling_and_final_phase(num_warmup):
+    ends = window_ends(num_warmup)
+    assert ends[0] == round(0.05 * num_warmup) and ends[-1] == round(0.8 * num_warmup)
+    lengths = np.diff(ends)
+    assert np.all(lengths[1:-1] == 2 * lengths[:-2])
+    assert np.all(lengths[1:] >= lengths[:-1])
 
 
 def test_window_ends_literally():
-    assert window_ends(1000).tolist() == [75, 100, 150, 250, 450, 950]
+    assert window_ends(1000).tolist() == [50, 100, 200, 400, 800]
 
 
 @pytest.mark.parametrize("num_warmup", [0, 1, 5, 19])
@@ -67,8 +64,12 @@ def test_short_warmup_is_one_window(num_warmup):
 
 
 def moments_of(draws, factor):
-    start = zero_moments(jnp.asarray(factor), draws.shape[1])
-    return lax.scan(lambda m, z: (update_moments(m, z), None), start, draws)[0]
+    start = zero_moments(Scale(jnp.zeros(draws.shape[1]), jnp.asarray(factor)))
+
+    def update(moments, z):
+        return update_moments(moments, z[None], z[None]), None
+
+    return lax.scan(update, start, draws)[0]
 
 
 @pytest.mark.parametrize("dense", [True, False])
@@ -174,8 +175,8 @@ def test_start_leaves_a_negligible_mode():
         return -jax.nn.logsumexp(-energies)
 
     start = jnp.asarray([1.5])
-    x, _ = find_start(potential_fn, start, jnp.eye(1), None)
-    np.testing.assert_allclose(x, -1.5, atol=0.1)
+    scale, _ = find_start(potential_fn, start, Scale(start, jnp.eye(1)), None)
+    np.testing.assert_allclose(scale.center, -1.5, atol=0.1)
 
 
 # The kernel

@@ -36,7 +36,7 @@ from numpyro_pdmp.process.samplers import (
     Sampler,
     ZigZagProcess,
 )
-from numpyro_pdmp.process.scale import Scale, identity_scale
+from numpyro_pdmp.process.scale import LowRankScale, Scale, identity_scale
 from numpyro_pdmp.process.simulate import simulate
 from numpyro_pdmp.process.skeleton import Skeleton
 
@@ -57,6 +57,7 @@ __all__ = [
     "ExactBound",
     "Interpolation",
     "Known",
+    "LowRankScale",
     "Path",
     "PublishedInterpolation",
     "Sampler",

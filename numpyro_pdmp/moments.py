@@ -1,0 +1,248 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Moments of a window of warm-up, and the scale that they make."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from numpyro_pdmp.process.scale import LowRankScale, Scale
+
+AnyScale = Scale | LowRankScale
+
+#: rows that a low-rank scale keeps of a window, at most
+MAX_ROWS = 512
+
+
+class Moments(NamedTuple):
+    """Sums over positions at equally spaced process times.
+
+    In whitened coordinates; for a low-rank scale in units of its diagonal.
+    """
+
+    num: Array  # of positions, of all chains that share them
+    mean: Array  # (d,)
+    m2: Array  # (d,) or (d, d) Welford's sum of squares about the mean
+    pairs: Array  # number of pairs of successive draws
+    lag: Array  # (3, d) sums over them: z z', |z|, |z| |z'|
+    num_refreshments: Array
+    num_grad: Array  # gradient evaluations
+    rows: Array  # (n, d) some of the draws, for a low-rank scale (else n = 0)
+
+
+def zero_moments(scale: AnyScale, num_rows: int = 0) -> Moments:
+    """Empty sums, of the form that ``scale`` needs."""
+    dim, dtype = scale.center.size, scale.factor.dtype
+    zero = jnp.zeros((), dtype)
+    return Moments(
+        num=zero,
+        mean=jnp.zeros(dim, dtype),
+        m2=jnp.zeros((dim, dim) if scale.factor.ndim == 2 else dim, dtype),
+        pairs=zero,
+        lag=jnp.zeros((3, dim), dtype),
+        num_refreshments=zero,
+        num_grad=zero,
+        rows=jnp.zeros((num_rows, dim), dtype),
+    )
+
+
+def update_moments(
+    moments: Moments,
+    z: Array,
+    last: Array,
+    mean: Array | None = None,
+    within: Array | float = 0.0,
+    weight: Array | None = None,
+    num_refreshments: Array | float = 0.0,
+    num_grad: Array | float = 0.0,
+) -> Moments:
+    """One more draw of each chain.
+
+    :param moments: the sums so far.
+    :param z: (chains, d) positions.
+    :param last: (chains, d) positions before those.
+    :param mean: (chains, d) what counts for the moments; default the positions.
+    :param within: (chains, d) variance about ``mean`` of the path that led there.
+    :param weight: (chains,) how much each counts; default 1.
+    :param num_refreshments: of velocities, in all chains, since the last draw.
+    :param num_grad: gradient evaluations, likewise.
+    """
+    num_chains = z.shape[0]
+    mean = z if mean is None else mean
+    weight = jnp.ones(num_chains, z.dtype) if weight is None else weight
+    num = moments.num + jnp.sum(weight)
+    delta = mean - moments.mean
+    shift = weight @ delta / jnp.maximum(num, jnp.finfo(z.dtype).tiny)
+    if moments.m2.ndim == 2:
+        square = (weight[:, None] * delta).T @ delta
+        m2 = moments.m2 + square - num * jnp.outer(shift, shift)
+    else:
+        m2 = moments.m2 + weight @ (delta**2 + within) - num * shift**2
+    first = moments.num == 0  # the draw before belongs to another window
+    size, last_size = jnp.abs(z), jnp.abs(last)
+    lag = jnp.stack([z * last, 0.5 * (size + last_size), size * last_size]).sum(1)
+    rows = moments.rows
+    if len(rows):
+        step = (moments.num / num_chains).astype(int)
+        rows = rows.at[step % len(rows)].set(z[step % num_chains])
+    return Moments(
+        num=num,
+        mean=moments.mean + shift,
+        m2=m2,
+        pairs=jnp.where(first, 0, moments.pairs + num_chains),
+        lag=jnp.where(first, 0, moments.lag + lag),
+        num_refreshments=moments.num_refreshments + num_refreshments,
+        num_grad=moments.num_grad + num_grad,
+        rows=rows,
+    )
+
+
+def autocorrelations(moments: Moments) -> Array:
+    """Of successive draws: of every coordinate and of its size, (2, d)."""
+    variance = moments.m2 if moments.m2.ndim == 1 else jnp.diagonal(moments.m2)
+    variance = variance / jnp.maximum(moments.num, 1)
+    product, size, size_product = moments.lag / jnp.maximum(moments.pairs, 1)
+    of_size = variance + moments.mean**2 - size**2
+    eps = jnp.finfo(variance.dtype).tiny
+    rho = (product - moments.mean**2) / jnp.maximum(variance, eps)
+    rho_size = (size_product - size**2) / jnp.maximum(of_size, eps)
+    return jnp.clip(jnp.stack([rho, rho_size]), 0, 0.999)
+
+
+def effective_num(moments: Moments, refreshes: bool) -> Array:
+    """A cautious number of independent draws in a window.
+
+    From the autocorrelation of sizes, which decide scales. Between refreshments the
+    speed stays as it is, so there are not many more independent ones than those.
+    """
+    rho = jnp.mean(autocorrelations(moments)[1])
+    n = moments.num * jnp.minimum((1 - rho) / (1 + rho), 0.5)
+    if refreshes:
+        n = jnp.minimum(n, moments.num_refreshments)
+    return jnp.maximum(n, 1)
+
+
+def _shrunk_mean(moments: Moments, n: Array) -> Array:
+    noise = moments.mean.size / n
+    shift = jnp.sum(moments.mean**2)
+    return moments.mean * jnp.maximum(0, 1 - noise / jnp.maximum(shift, noise))
+
+
+def _shrunk_variance(variance: Array, old: Array | float, n: Array) -> Array:
+    """Towards the old one where the difference is what noise would make."""
+    error = jnp.sum((variance / old) ** 2) * 2 / n
+    distance = jnp.sum((variance / old - 1) ** 2)
+    rho = error / jnp.maximum(distance, error)
+    rho = jnp.maximum(rho, 1 / (1 + n))
+    return (1 - rho) * variance + rho * old
+
+
+def renew_scale(
+    scale: AnyScale, moments: Moments, mask: np.ndarray | None, refreshes: bool = False
+) -> AnyScale:
+    r"""Centre and scale from the moments of a window, shrunk to those in force.
+
+    In whitened coordinates the metric in force is the identity, whatever the units
+    of the model, and a window tells :math:`d(d+1)/2` numbers about another one. Where
+    that is mostly noise the old metric is better: as in Ledoit and Wolf (2004), the
+    estimate is :math:`(1-\rho) S + \rho I`, with :math:`\rho` the expected squared
+    error of :math:`S` on a Gaussian over :math:`\|S - I\|^2`; likewise the mean.
+
+    :param scale: the one in force.
+    :param moments: of draws in its coordinates.
+    :param mask: which entries of a dense metric may be non-zero; None for all.
+    :param refreshes: whether the process lives on refreshments.
+    """
+    n, dim = effective_num(moments, refreshes), moments.mean.size
+    num = jnp.maximum(moments.num, 1)
+    new: AnyScale
+    if isinstance(scale, LowRankScale):
+        new = _renew_low_rank(scale, moments, n)
+    elif moments.m2.ndim == 2:
+        center = scale.position(_shrunk_mean(moments, n))
+        cov = moments.m2 / num
+        identity = jnp.eye(dim, dtype=cov.dtype)
+        error = (jnp.sum(cov**2) + jnp.trace(cov) ** 2) / n
+        rho = error / jnp.maximum(jnp.sum((cov - identity) ** 2), error)
+        # A floor, since fewer draws than dimensions leave S singular.
+        rho = jnp.maximum(rho, 1 / (1 + moments.num))
+        cov = (1 - rho) * cov + rho * identity
+        factor = scale.factor @ jnp.linalg.cholesky(cov)
+        if mask is not None:
+            factor = jnp.linalg.cholesky(jnp.where(mask, factor @ factor.T, 0))
+        new = Scale(center, factor)
+    else:
+        center = scale.position(_shrunk_mean(moments, n))
+        variance = _shrunk_variance(moments.m2 / num, 1.0, n)
+        new = Scale(center, scale.factor * jnp.sqrt(variance))
+    good = jnp.stack([jnp.all(jnp.isfinite(a)) for a in new]).all()
+    good &= moments.num > 1
+    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, scale)
+
+
+def _renew_low_rank(scale: LowRankScale, moments: Moments, n: Array) -> LowRankScale:
+    """As :func:`renew_scale`, with variances and the most telling directions."""
+    num = jnp.maximum(moments.num, 1)
+    old = scale.variance() / scale.factor**2
+    variance = _shrunk_variance(moments.m2 / num, old, n)
+    deviation = jnp.sqrt(variance)
+    center = scale.center + scale.factor * _shrunk_mean(moments, n)
+    rows = moments.rows
+    present = jnp.any(rows != 0, axis=1)
+    valid = jnp.sum(present)
+    y = jnp.where(present[:, None], (rows - moments.mean) / deviation, 0)
+    _, singular, vectors = jnp.linalg.svd(y, full_matrices=False)
+    values = singular**2 / jnp.maximum(valid, 1)
+    values = spike_variances(values, moments.mean.size / jnp.maximum(valid / 3, 1))
+    return low_rank_scale(
+        center, (scale.factor * deviation) ** 2, values, vectors.T, scale.stretch.size
+    )
+
+
+def spike_variances(values: Array, ratio: Array) -> Array:
+    r"""Variances behind the eigenvalues of a noisy covariance of unit background.
+
+    :param values: eigenvalues of the empirical covariance.
+    :param ratio: :math:`\gamma = d/n`, dimensions over independent draws.
+    :return: the shrunk variance of Donoho, Gavish and Johnstone (2018), which is 1
+        where a value lies within the bulk of the noise.
+    """
+    root = jnp.sqrt(ratio)
+    above, below = values > (1 + root) ** 2, (values < (1 - root) ** 2) & (ratio < 1)
+    b = values + 1 - ratio
+    half = jnp.sqrt(jnp.maximum(b**2 - 4 * values, 0))
+    spike = jnp.where(above, b + half, b - half) / 2
+    gap = jnp.where(above | below, spike - 1, 1)
+    cosine = (1 - ratio / gap**2) / (1 + ratio / gap)
+    cosine = jnp.clip(cosine, 0, 1)
+    shrunk = cosine * spike + (1 - cosine)
+    return jnp.where((above | below) & (shrunk > 0), shrunk, 1)
+
+
+def low_rank_scale(
+    center: Array, variance: Array, values: Array, vectors: Array, rank: int
+) -> LowRankScale:
+    """A scale with given marginal variances and the most telling directions.
+
+    :param center: (d,) centre.
+    :param variance: (d,) marginal variances.
+    :param values: (k,) eigenvalues of the correlation matrix.
+    :param vectors: (d, k) its eigenvectors.
+    :param rank: how many to keep: those farthest from 1, in logarithm.
+    """
+    order = jnp.argsort(-jnp.abs(jnp.log(jnp.maximum(values, 1e-10))))[:rank]
+    values = jnp.maximum(values[order], 1e-10)
+    vectors = vectors[:, order]
+    if len(order) < rank:
+        missing = rank - len(order)
+        values = jnp.pad(values, (0, missing), constant_values=1)
+        vectors = jnp.pad(vectors, ((0, 0), (0, missing)))
+    # What is left out must not change the marginal variances.
+    share = 1 + jnp.square(vectors) @ (values - 1)
+    factor = jnp.sqrt(variance / jnp.maximum(share, 1e-3))
+    return LowRankScale(center, factor, vectors, jnp.sqrt(values))

@@ -1,0 +1,324 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Potential energy of a model with subsampled plates, from mini-batches.
+
+A batch gives every subsampled plate its row indices. NumPyro scales what is inside the
+plate by size / number of indices, so that the potential of a batch is an unbiased
+estimate of the potential of all data, with the prior in it once. For the same reason
+the mean over blocks that divide the rows, weighted by their lengths, is exactly the
+potential of all data.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+import warnings
+
+import numpy as np
+
+import jax
+from jax import Array, lax, random
+import jax.numpy as jnp
+
+from numpyro.handlers import seed, substitute
+from numpyro.infer import init_to_uniform
+from numpyro.infer.util import (
+    _get_model_transforms,
+    _prepare_model_for_potential,
+    _unconstrain_params,
+    compute_log_probs,
+    get_potential_fn,
+    transform_fn,
+)
+from numpyro_pdmp.batch import Batch, Plates
+from numpyro_pdmp.potential import _validate, latent_sites
+
+#: rows evaluated at once when all data are used
+CHUNK_SIZE = 2**14
+
+
+class with_batch(substitute):
+    """Run a model on the given rows of its plates.
+
+    As NumPyro's ``substitute``, but any number of rows is allowed without a warning.
+
+    :param fn: the model.
+    :param data: indices of each plate.
+    """
+
+    def process_message(self, msg):
+        super().process_message(msg)
+        if msg["type"] == "plate" and msg["name"] in self.data:
+            size, _ = msg["args"]
+            msg["args"] = (size, len(msg["value"]))
+
+
+def _is_subsampled(site: dict) -> bool:
+    if site["type"] != "plate":
+        return False
+    size, subsample_size = site["args"]
+    return subsample_size is not None and subsample_size < size
+
+
+def _prototype_value(site: dict) -> Any:
+    """Values for a first look at a model; any rows will do."""
+    if _is_subsampled(site):
+        with jax.ensure_compile_time_eval():  # NumPy data cannot be indexed by tracers
+            return jnp.arange(site["args"][1], dtype=jnp.int32)
+    return init_to_uniform(site)
+
+
+def subsampled_plates(trace: dict[str, Any]) -> Plates:
+    """Size and subsample size of the plates of a trace that are subsampled."""
+    return {name: site["args"] for name, site in trace.items() if _is_subsampled(site)}
+
+
+def _frames(site: dict, plates: Plates) -> dict[str, int]:
+    """Subsampled plates around a site, with their dimensions."""
+    frames = site.get("cond_indep_stack", ())
+    return {frame.name: frame.dim for frame in frames if frame.name in plates}
+
+
+def _validate_plates(trace: dict[str, Any], plates: Plates) -> None:
+    for name, site in trace.items():
+        latent = site["type"] == "sample" and not site["is_observed"]
+        if plates and latent and site["fn"].support.is_discrete:
+            # NumPyro scales the terms of such a sum instead of its logarithm.
+            raise NotImplementedError(
+                f"Discrete latent site '{name}' cannot be summed out in a model with "
+                f"subsampled plates {sorted(plates)}. Write the sum into the model, "
+                "for example as `MixtureSameFamily`, or drop `subsample_size`."
+            )
+        # A parameter with `event_dim` has one value for each row, too.
+        if latent or (site["type"] == "param" and "event_dim" in site["kwargs"]):
+            for plate in _frames(site, plates):
+                size, subsample_size = plates[plate]
+                raise ValueError(
+                    f"Site '{name}' is inside of plate '{plate}' with subsample_size="
+                    f"{subsample_size} of {size}: a mini-batch would leave most of its "
+                    "entries without data. Move it outside of the plate (and index it "
+                    "by the rows if each has its own), or drop `subsample_size`."
+                )
+
+
+def as_jax_rows(tree: Any, sizes: set[int]) -> Any:
+    """NumPy arrays with an axis of one of these sizes as JAX arrays.
+
+    The model indexes them by traced rows, which NumPy cannot. Others stay as they are,
+    for a model may use their values for shapes and control flow.
+    """
+
+    def convert(x):
+        rows = isinstance(x, np.ndarray) and not sizes.isdisjoint(x.shape)
+        return jnp.asarray(x) if rows else x
+
+    return jax.tree.map(convert, tree)
+
+
+class SubsampledModel:
+    """A model with subsampled plates and its arguments.
+
+    Positions ``z`` are dicts of unconstrained sites, or flat arrays of the same in the
+    order of ``ravel_pytree``. All methods can be compiled, differentiated and mapped
+    over positions and batches.
+
+    :param model: the model.
+    :param args: its arguments; large data best as JAX arrays, see :func:`as_jax_rows`.
+    :param kwargs: its keyword arguments.
+    """
+
+    def __init__(self, model: Callable, args: tuple = (), kwargs: dict | None = None):
+        kwargs = {} if kwargs is None else kwargs
+        # The prototype only yields supports and shapes, so its key does not matter.
+        prototype = substitute(
+            seed(model, random.key(0)), substitute_fn=_prototype_value
+        )
+        self._transforms, self._replay, self._enum, self._trace = _get_model_transforms(
+            prototype, args, kwargs
+        )
+        #: size and subsample size of each subsampled plate
+        self.plates = subsampled_plates(self._trace)
+        _validate({k: s for k, s in self._trace.items() if not _is_subsampled(s)})
+        _validate_plates(self._trace, self.plates)
+        self._model = model
+        sizes = {size for size, _ in self.plates.values()}
+        self._args, self._kwargs = as_jax_rows((args, kwargs), sizes)
+        #: names of the continuous latent sites
+        self.sites = latent_sites(self._trace)
+        self._transforms = {name: self._transforms[name] for name in self.sites}
+        values = {name: self._trace[name]["value"] for name in self.sites}
+        self._shapes = jax.eval_shape(
+            partial(transform_fn, self._transforms, invert=True), values
+        )
+
+    def unravel(self, x: Array) -> dict[str, Array]:
+        """Sites from a flat array."""
+        sizes = [self._shapes[name].size for name in sorted(self._shapes)]
+        if x.shape != (sum(sizes),):
+            raise ValueError(
+                f"`z` has shape {x.shape}; give ({sum(sizes)},) or a dict of the sites "
+                f"{sorted(self._shapes)}."
+            )
+        parts = jnp.split(x, np.cumsum(sizes)[:-1])
+        named = zip(sorted(self._shapes), parts, strict=True)
+        return {name: part.reshape(self._shapes[name].shape) for name, part in named}
+
+    def _sites(self, z: Any) -> dict[str, Array]:
+        if not isinstance(z, dict):
+            return self.unravel(z)
+        if set(z) != set(self.sites):
+            raise ValueError(
+                f"`z` has the sites {sorted(z)}; the model's are {sorted(self.sites)}."
+            )
+        return z
+
+    def _prepared(self, batch: Batch) -> Callable:
+        if not set(self.plates) <= set(batch):
+            raise ValueError(
+                f"`batch` has indices of the plates {sorted(batch)}; give those of all "
+                f"subsampled plates {sorted(self.plates)}."
+            )
+        model = with_batch(self._model, batch)
+        return _prepare_model_for_potential(model, self._trace, enum=self._enum)
+
+    def _functions(self, batch: Batch) -> tuple[Callable, Callable]:
+        return get_potential_fn(
+            self._prepared(batch),
+            self._transforms,
+            replay_model=self._replay,
+            enum=self._enum,
+            model_args=self._args,
+            model_kwargs=self._kwargs,
+        )
+
+    def potential_fn(self, z: Any, batch: Batch) -> Array:
+        """Unbiased estimate of the potential energy of all data.
+
+        :param z: position.
+        :param batch: indices of each subsampled plate. Any number of them, but less
+            than there are rows unless they are all rows in order.
+        """
+        return self._functions(batch)[0](self._sites(z))
+
+    def constrain_fn(self, z: Any) -> dict[str, Array]:
+        """Constrained values of the sites, by transforms alone."""
+        return transform_fn(self._transforms, self._sites(z))
+
+    def postprocess_fn(self, z: Any) -> dict[str, Array]:
+        """Constrained values of the sites, and deterministic sites.
+
+        Runs the model on one row, if at all, but for plates around a deterministic
+        site: these are run on all rows.
+        """
+        rows = {name: 1 for name in self.plates}
+        for name, site in self._trace.items():
+            if site["type"] != "deterministic":
+                continue
+            for plate in _frames(site, self.plates):
+                rows[plate] = self.plates[plate][0]
+                warnings.warn(
+                    f"Deterministic site '{name}' is inside of the subsampled plate "
+                    f"'{plate}': every draw runs the model on all {rows[plate]} rows "
+                    "and stores their values. Remove the site from the model, or "
+                    "compute it afterwards for the draws you need.",
+                    stacklevel=2,
+                )
+        batch = {name: jnp.arange(n, dtype=jnp.int32) for name, n in rows.items()}
+        return self._functions(batch)[1](self._sites(z))
+
+    # All data
+
+    def _nests(self) -> list[list[str]]:
+        """Plates in groups, such that no site is in plates of two groups."""
+        nests: list[set[str]] = [{name} for name in self.plates]
+        for site in self._trace.values():
+            around = set(_frames(site, self.plates))
+            if site["type"] == "sample" and around:
+                joined = [nest for nest in nests if nest & around]
+                nests = [nest for nest in nests if not nest & around]
+                nests.append(set.union(*joined))
+        return [sorted(nest) for nest in nests]
+
+    def over_all_data(self, fn: Callable, chunk_size: int = CHUNK_SIZE) -> Any:
+        """What ``fn`` would give on all data, from blocks of consecutive rows.
+
+        :param fn: from a batch to anything linear in the potential of the batch, such
+            as its value or its derivatives.
+        :param chunk_size: rows in a block (pairs of rows in nested plates), which
+            bounds the memory.
+        """
+        if chunk_size < 1:
+            raise ValueError(f"`chunk_size` must be positive, got {chunk_size}.")
+        # Of plates that share no site each nest is averaged alone, while the others
+        # have no rows: then they add nothing, and the prior is counted once for each.
+        nothing = {name: jnp.zeros(0, jnp.int32) for name in self.plates}
+        nests = self._nests()
+        means = []
+        for nest in nests:
+            length = max(1, int(chunk_size ** (1 / len(nest))))
+            means.append(self._mean_over_blocks(fn, nest, length, nothing))
+        if len(nests) == 1:
+            return means[0]
+        again = len(nests) - 1
+        return jax.tree.map(lambda p, *a: sum(a) - again * p, fn(nothing), *means)
+
+    def _mean_over_blocks(
+        self, fn: Callable, names: list[str], length: int, batch: Batch
+    ) -> Any:
+        if not names:
+            return fn(batch)
+        name, *others = names
+        size = self.plates[name][0]
+
+        def share(start, num_rows):
+            rows = start + jnp.arange(num_rows, dtype=jnp.int32)
+            block = {**batch, name: rows}
+            mean = self._mean_over_blocks(fn, others, length, block)
+            return jax.tree.map(lambda a: a * (num_rows / size), mean)
+
+        def step(total, start):
+            return add(total, share(start, num_rows)), None
+
+        add = partial(jax.tree.map, jnp.add)
+        num_rows = min(length, size)
+        num, rest = divmod(size, num_rows)
+        shapes = jax.eval_shape(partial(share, num_rows=num_rows), 0)
+        total = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        starts = num_rows * jnp.arange(num, dtype=jnp.int32)
+        total, _ = lax.scan(step, total, starts)
+        return add(total, share(num * num_rows, rest)) if rest else total
+
+    def full_potential_fn(self, z: Any, chunk_size: int = CHUNK_SIZE) -> Array:
+        """Potential energy of all data."""
+        return self.over_all_data(partial(self.potential_fn, z), chunk_size)
+
+    def full_gradient(self, z: Any, chunk_size: int = CHUNK_SIZE) -> tuple[Array, Any]:
+        """Potential energy of all data and its gradient."""
+        both = jax.value_and_grad(self.potential_fn)
+        return self.over_all_data(partial(both, z), chunk_size)
+
+    # Rows one by one
+
+    def row_energies(self, z: Any, batch: Batch) -> tuple[Array, dict[str, Array]]:
+        """Potential energy of the batch, and the part of each row of each plate.
+
+        Rows are scaled as the whole is. A site in nested plates is in the rows of each.
+
+        :param z: position.
+        :param batch: indices of each subsampled plate.
+        """
+        log_probs, trace = compute_log_probs(
+            _unconstrain_params(self._prepared(batch), self._sites(z)),
+            self._args,
+            self._kwargs,
+            {},
+            sum_log_prob=False,
+        )
+        energy = -sum(map(jnp.sum, log_probs.values()), start=jnp.zeros(()))
+        rows = {name: jnp.zeros(len(batch[name])) for name in self.plates}
+        for name, log_prob in log_probs.items():
+            for plate, dim in _frames(trace[name], self.plates).items():
+                by_row = jnp.moveaxis(log_prob, dim, 0)
+                rows[plate] -= jnp.sum(by_row, axis=range(1, by_row.ndim))
+        return energy, rows
