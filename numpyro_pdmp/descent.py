@@ -84,6 +84,7 @@ def find_start(
     scale: AnyScale,
     mask: np.ndarray | None,
     grad_fn: Callable[[Array], Array] | None = None,
+    num_chains: int = 1,
 ) -> tuple[AnyScale, Array]:
     """A mode to start from, and the curvature there as the first metric.
 
@@ -95,6 +96,7 @@ def find_start(
     :param scale: decides what kind of metric is made: dense, diagonal or low-rank.
     :param mask: sparsity of a block metric, or None.
     :param grad_fn: gradient of the potential, if not by reverse mode.
+    :param num_chains: chains that will be compared anyway, and so need fewer tries.
     :return: a scale with the mode as its centre, and the logarithm of its mass.
     """
     # Signed permutations of a start are as likely as the start itself under NumPyro's
@@ -102,7 +104,8 @@ def find_start(
     dim = x.size
     rng = np.random.default_rng(0)
     starts = [x]
-    for _ in range(min(8, 128 // dim) - 1 if dim <= 32 else 0):
+    num_starts = min(8, 128 // dim) // num_chains if dim <= 32 else 1
+    for _ in range(num_starts - 1):
         signs = jnp.asarray(rng.choice(np.array([-1.0, 1.0]), dim), x.dtype)
         starts.append(signs * x[rng.permutation(dim)])
     # One after the other: XLA's CPU thread pool can deadlock on large batches of

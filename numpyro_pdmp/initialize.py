@@ -4,14 +4,17 @@
 """Where a chain starts."""
 
 from collections.abc import Callable
+from functools import partial
+import math
 from typing import Any
 
 import jax
-from jax import Array
+from jax import Array, random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro.handlers import seed
+from numpyro.infer import init_to_uniform
 from numpyro.infer.util import ParamInfo, initialize_model, unconstrain_fn
 from numpyro.util import not_jax_tracer
 from numpyro_pdmp.potential import ModelFunctions
@@ -49,8 +52,41 @@ def jit_arrays(fn: Callable, compiler_options: dict | None) -> Callable:
     return call
 
 
+def checked_energy(potential_fn: Callable, grad_fn: Callable, z: Any) -> Array:
+    """Potential energy; NaN where its gradient is not finite."""
+    return jnp.where(_all_finite(grad_fn(z)), potential_fn(z), jnp.nan)
+
+
 def _all_finite(tree: Any) -> Array:
     return jnp.all(jnp.isfinite(ravel_pytree(tree)[0]))
+
+
+def uniform_params(
+    rng_key: Array,
+    shapes: dict[str, Any] | None,
+    init_strategy: Callable,
+    vmap: Callable,
+) -> Any:
+    """What NumPyro's default strategy would try first, without compiling a search.
+
+    :return: unconstrained values, or None if the strategy is another one.
+    """
+    strategy = init_strategy if isinstance(init_strategy, partial) else init_strategy()
+    if shapes is None or strategy.func is not init_to_uniform:
+        return None
+    radius = strategy.keywords["radius"]
+    size = sum(math.prod(leaf.shape) for leaf in shapes.values())
+
+    def draw(key):
+        flat = random.uniform(key, (size,), minval=-radius, maxval=radius)
+        values, start = {}, 0
+        for name, leaf in shapes.items():
+            stop = start + math.prod(leaf.shape)
+            values[name] = flat[start:stop].reshape(leaf.shape).astype(leaf.dtype)
+            start = stop
+        return values
+
+    return vmap(draw)(rng_key)
 
 
 def strategy_params(

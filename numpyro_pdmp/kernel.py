@@ -6,6 +6,7 @@
 from collections.abc import Callable
 import copy
 from functools import partial
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +25,13 @@ from numpyro_pdmp.descent import (
     merge_modes,
     typical_start,
 )
-from numpyro_pdmp.initialize import given_params, jit_arrays, strategy_params
+from numpyro_pdmp.initialize import (
+    checked_energy,
+    given_params,
+    jit_arrays,
+    strategy_params,
+    uniform_params,
+)
 from numpyro_pdmp.metric import initial_scale, mass_mask
 from numpyro_pdmp.moments import MAX_ROWS, zero_moments
 from numpyro_pdmp.options import (
@@ -46,7 +53,7 @@ from numpyro_pdmp.process.loop import (
     restart_path,
     start_path,
 )
-from numpyro_pdmp.process.randomness import draw_uniform, normal
+from numpyro_pdmp.process.randomness import normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.reference import reference_scale
@@ -185,7 +192,7 @@ class PDMPKernel(MCMCKernel):
 
     def _functions(self, model_args, model_kwargs):
         if self._potential_fn is not None:
-            return ModelFunctions(self._potential_fn, identity, identity, None)
+            return ModelFunctions(self._potential_fn, identity, identity, None, None)
         assert self._model is not None
         return model_functions(self._model, model_args, model_kwargs)
 
@@ -215,7 +222,7 @@ class PDMPKernel(MCMCKernel):
         kwargs = {} if model_kwargs is None else model_kwargs
         single = is_prng_key(rng_key)
         vmap = identity if single else jax.vmap
-        keys = vmap(lambda key: tuple(random.split(key, 2)))(rng_key)
+        keys = vmap(lambda key: tuple(random.split(key, 3)))(rng_key)
         functions = self._functions(model_args, kwargs)  # clear errors before all else
         z_energy = given_params(
             keys[1],
@@ -236,30 +243,60 @@ class PDMPKernel(MCMCKernel):
             vmap,
         )
 
-        def init_chains(keys, z_energy, model_args, kwargs):
+        sites = functions.shapes
+        if z_energy is not None:
+            sites = z_energy[0] if single else _first(z_energy[0])
+        leaves = [
+            jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in jax.tree.leaves(sites)
+        ]
+        dim = sum(math.prod(leaf.shape) for leaf in leaves)
+        dtype = jnp.result_type(*(leaf.dtype for leaf in leaves))
+        # Not with the rest: the generator is slow to compile, and JAX keeps this one.
+        uniform = vmap(lambda key: random.uniform(key, (2 * dim + 1,), dtype))(keys[2])
+        first = None
+        if z_energy is None:
+            first = uniform_params(keys[1], functions.shapes, self._init_strategy, vmap)
+
+        def init_chains(keys, uniform, first, z_energy, model_args, kwargs):
             if z_energy is None:
-                z_energy = new_params(model_args, kwargs)
+                if first is None:
+                    z_energy = new_params(model_args, kwargs)
+                else:
+                    fn = self._functions(model_args, kwargs).potential_fn
+                    energy = partial(checked_energy, fn, self._gradient(fn))
+                    z_energy = first, vmap(energy)(first)
             z, energy = z_energy
             if init_params is None and self._reference is not None:
                 z, energy = self._reference_start(z, vmap, model_args, kwargs)
             init_state = partial(self._init_state, num_warmup=num_warmup)
-            state = vmap(init_state)(keys[0], z, energy)
+            state = vmap(init_state)(keys[0], uniform, z, energy)
+            shared = not single and self._cross_chain_adapt
             one = z if single else _first(z)
             if num_warmup > 0 and self._descends(one):
                 potential_fn, _ = self._flat_potential(one, model_args, kwargs)
                 start = partial(self._start, potential_fn=potential_fn)
-                state = start(state)[0] if single else self._start_all(start, state)
+                if single:
+                    state = start(state)[0]
+                else:
+                    state = self._start_all(start, state, shared)
+            elif shared:
+                state = state._replace(adapt_state=_first(state.adapt_state))
             return state, energy
 
         # Compiled as one, since dispatching the many small operations takes longer; and
         # quickly, since it runs once.
+        concrete = not_jax_tracer(keys[0])
         options = None
-        if not_jax_tracer(keys[0]) and jax.default_backend() == "cpu":
+        if concrete and jax.default_backend() == "cpu":
             options = {"xla_backend_optimization_level": 0}
-        state, energy = jit_arrays(init_chains, options)(
-            keys, z_energy, model_args, kwargs
-        )
-        if not_jax_tracer(energy) and not jnp.all(jnp.isfinite(energy)):
+        if not concrete:
+            first = None  # whether it is valid could not be looked at
+        compiled = jit_arrays(init_chains, options)
+        state, energy = compiled(keys, uniform, first, z_energy, model_args, kwargs)
+        if concrete and first is not None and not jnp.all(jnp.isfinite(energy)):
+            # The first guess is not valid: search, as NumPyro does.
+            state, energy = compiled(keys, uniform, None, z_energy, model_args, kwargs)
+        if concrete and not jnp.all(jnp.isfinite(energy)):
             if self._reference is not None:
                 raise ValueError(
                     f"`reference`: the potential energy at its centre is {energy}; "
@@ -279,11 +316,10 @@ class PDMPKernel(MCMCKernel):
         z = vmap(at_center)(z)
         return z, vmap(potential_fn)(z)
 
-    def _init_state(self, rng_key, z, energy, num_warmup):
+    def _init_state(self, rng_key, uniform, z, energy, num_warmup):
         sampler, scheme = self._sampler, self._scheme
         x = ravel_pytree(z)[0]
         dim, dtype = x.size, x.dtype
-        rng_key, uniform = draw_uniform(rng_key, 2 * dim + 1, dtype)
         scale = self._initial_scale(z)
         tuning = scheme.tuning(sampler.event_time(dim), sampler.rate_size(dim))
         ends = window_ends(num_warmup)
@@ -362,21 +398,25 @@ class PDMPKernel(MCMCKernel):
         :return: the next state.
         """
         single = is_prng_key(state.rng_key)
-        one = state.z if single else jax.tree.map(lambda x: x[0], state.z)
+        one = state.z if single else _first(state.z)
         potential_fn, unravel = self._flat_potential(one, model_args, model_kwargs)
-        vmap = identity if single else jax.vmap
-        last = state.whitened
-        state = state._replace(path=state.path._replace(rng_key=state.rng_key))
-        state, draw = vmap(lambda s: self._advance(s, potential_fn, unravel))(state)
-        adapt_state, path = self._adapt(state, draw, last, single)
+        last, adapt_state = state.whitened, state.adapt_state
+        state = state._replace(
+            path=state.path._replace(rng_key=state.rng_key), adapt_state=None
+        )
+        advance = partial(self._advance, potential_fn=potential_fn, unravel=unravel)
+        if not single:
+            axes = (0, None if self._cross_chain_adapt else 0)
+            advance = jax.vmap(advance, in_axes=axes)
+        state, draw = advance(state, adapt_state)
+        adapt_state, path = self._adapt(state, adapt_state, draw, last, single)
         return state._replace(
             i=state.i + 1, adapt_state=adapt_state, path=path, rng_key=path.rng_key
         )
 
-    def _advance(self, state, potential_fn, unravel):
+    def _advance(self, state, adapt_state, potential_fn, unravel):
         """The next draw, and what it tells warm-up."""
-        sampler, adapt_state = self._sampler, state.adapt_state
-        scale = adapt_state.scale
+        sampler, scale = self._sampler, adapt_state.scale
         gradient = self._gradient(potential_fn)
         tick = make_tick(
             gradient,
@@ -401,14 +441,15 @@ class PDMPKernel(MCMCKernel):
         def body(carry):
             path, sums = carry
             path = tick(path)
-            if self.exact_moments:
-                sums = sums + stretch_sums(path)
-            return path, sums
+            return path, None if sums is None else sums + stretch_sums(path)
 
+        sums = None
+        if self.exact_moments:
+            sums = jnp.zeros((3, path.z.size), path.z.dtype)
         path, sums = lax.while_loop(
             lambda carry: waits(carry[0]) & (carry[0].stats.num_grad < max_grad),
             body,
-            (path, jnp.zeros((3, path.z.size), path.z.dtype)),
+            (path, sums),
         )
         cut_off = waits(path)
         elapsed = t_start - path.t_output
@@ -441,7 +482,7 @@ class PDMPKernel(MCMCKernel):
             whitened=z,
             totals=totals,
         )
-        return state, draw_moments(z, sums, elapsed, stats, self.exact_moments)
+        return state, draw_moments(z, sums, elapsed, stats)
 
     # Warm-up
 
@@ -454,13 +495,15 @@ class PDMPKernel(MCMCKernel):
         possible = small or not self._forward_mode_differentiation
         return self._adapt_mass_matrix and not given and possible
 
-    def _start(self, state, potential_fn):
+    def _start(self, state, potential_fn, num_chains=1):
         """Begin near a mode, with the curvature there as the first metric."""
         x, old = ravel_pytree(state.z)[0], state.adapt_state.scale
         if x.size <= DENSE_LIMIT:
             gradient = self._gradient(potential_fn)
             mask = self._mask(state.z)
-            scale, log_mass = find_start(potential_fn, x, old, mask, gradient)
+            scale, log_mass = find_start(
+                potential_fn, x, old, mask, gradient, num_chains
+            )
         else:
             scale, log_mass = find_start_large(potential_fn, x, old)
         start = typical_start(potential_fn, scale, state.whitened)
@@ -468,27 +511,27 @@ class PDMPKernel(MCMCKernel):
         adapt_state = state.adapt_state._replace(scale=scale)
         return state._replace(adapt_state=adapt_state, path=path), (log_mass, start)
 
-    def _start_all(self, start, state):
+    def _start_all(self, start, state, shared):
         """Begin near modes, in coordinates for all if chains share those."""
         # One after the other: XLA's CPU thread pool can deadlock on large batches of
         # the factorisations that some models contain.
+        num_chains = state.i.size if shared else 1
+        start = partial(start, num_chains=num_chains)
         state, (log_mass, starts) = lax.map(start, state)
-        if not self._cross_chain_adapt:
+        if not shared:
             return state
-        scales = state.adapt_state.scale
-        scale, starts = merge_modes(scales, log_mass, starts)
-        scales = jax.tree.map(lambda a, b: jnp.broadcast_to(a, b.shape), scale, scales)
-        adapt_state = state.adapt_state._replace(scale=scales)
+        scale, starts = merge_modes(state.adapt_state.scale, log_mass, starts)
+        adapt_state = _first(state.adapt_state)._replace(scale=scale)
         path = jax.vmap(restart_path)(state.path, jax.vmap(scale.whiten)(starts))
         return state._replace(adapt_state=adapt_state, path=path)
 
-    def _adapt(self, state, draw, last, single):
+    def _adapt(self, state, adapt_state, draw, last, single):
         """What warm-up changes after a draw: the adaptation, and the path with it."""
         # All chains are at the same draw: warm-up work is skipped for all at once.
         i = jnp.ravel(state.i)[0]
-        adapt_state, path = state.adapt_state, state.path
-        num_warmup = jnp.ravel(adapt_state.num_warmup)[0]
-        ends = adapt_state.window_ends if single else adapt_state.window_ends[0]
+        path, shared = state.path, not single and self._cross_chain_adapt
+        one = adapt_state if single or shared else _first(adapt_state)
+        num_warmup, ends = one.num_warmup, one.window_ends
         renews = self._adapt_mass_matrix or self._tunes_draw_time
         tuned = self._for_groups(
             partial(
@@ -521,10 +564,14 @@ class PDMPKernel(MCMCKernel):
                 single,
             )(old)
             if self._adapt_mass_matrix:
-                move = lambda path, old, new: restart_path(  # noqa: E731
-                    path, new.whiten(old.position(path.z))
-                )
-                path = (move if single else jax.vmap(move))(path, old.scale, new.scale)
+
+                def move(path, old, new):
+                    return restart_path(path, new.whiten(old.position(path.z)))
+
+                if not single:
+                    axis = None if shared else 0
+                    move = jax.vmap(move, in_axes=(0, axis, axis))
+                path = move(path, old.scale, new.scale)
             return new, path
 
         # The last window may end with warm-up, and so the condition on both.
@@ -533,19 +580,13 @@ class PDMPKernel(MCMCKernel):
 
     def _for_groups(self, fn, single):
         """Lift ``fn(adapt_state, *chains)`` to chains that share their adaptation."""
+        if not single and self._cross_chain_adapt:
+            return fn
 
         def alone(adapt_state, *chains):
             return fn(adapt_state, *jax.tree.map(lambda a: a[None], chains))
 
-        def together(adapt_state, *chains):
-            new = fn(_first(adapt_state), *chains)
-            return jax.tree.map(
-                lambda a, b: jnp.broadcast_to(a, b.shape), new, adapt_state
-            )
-
-        if single:
-            return alone
-        return together if self._cross_chain_adapt else jax.vmap(alone)
+        return alone if single else jax.vmap(alone)
 
     # As a block of a composite kernel
 

@@ -33,6 +33,7 @@ class ModelFunctions(NamedTuple):
     postprocess_fn: Callable  # unconstrained sites -> constrained and deterministic
     constrain_fn: Callable  # as postprocess_fn, by transforms alone
     sites: list[str] | None  # names of the continuous latent sites, if a model
+    shapes: dict[str, Any] | None  # shapes and dtypes of their unconstrained values
 
 
 def latent_sites(trace: dict[str, Any]) -> list[str]:
@@ -91,8 +92,11 @@ def model_functions(
         model_kwargs=kwargs,
     )
     sites = latent_sites(trace)
-    constrain_fn = partial(transform_fn, {name: transforms[name] for name in sites})
-    return ModelFunctions(potential_fn, postprocess_fn, constrain_fn, sites)
+    transforms = {name: transforms[name] for name in sites}
+    constrain_fn = partial(transform_fn, transforms)
+    values = {name: trace[name]["value"] for name in sites}
+    shapes = jax.eval_shape(partial(transform_fn, transforms, invert=True), values)
+    return ModelFunctions(potential_fn, postprocess_fn, constrain_fn, sites, shapes)
 
 
 def gradient_fn(

@@ -41,7 +41,8 @@ State of a PDMP kernel. All counts are of one draw.
  - **excess** - mean of rate over envelope minus one, over the violations.
  - **diverging** - a rate or the draw's energy was not finite, or the draw was cut off
    at ``max_grad``.
- - **adapt_state** - scale, envelope and what warm-up needs to tune them.
+ - **adapt_state** - scale, envelope and what warm-up needs to tune them; of all
+   chains together if they share it, and else with a leading axis like all the rest.
  - **path** - state of the simulated path, see :class:`~numpyro_pdmp.process.Path`.
  - **whitened** - the draw in whitened coordinates.
  - **totals** - the path's statistics, summed since the end of warm-up.

@@ -103,12 +103,10 @@ def stretch_sums(path: Path) -> Array:
     return t * jnp.stack([jnp.ones_like(middle), middle, middle**2 + spread**2 / 12])
 
 
-def draw_moments(
-    z: Array, sums: Array, elapsed: Array, stats: Stats, exact: bool
-) -> Draw:
+def draw_moments(z: Array, sums: Array | None, elapsed: Array, stats: Stats) -> Draw:
     """What a draw tells: of the draw alone, or of the path that led to it."""
     one, zero = jnp.ones((), z.dtype), jnp.zeros_like(z)
-    if not exact:
+    if sums is None:
         return Draw(z, z, zero, one, elapsed, stats)
     time, mean, square = sums
     moved = time > 0
