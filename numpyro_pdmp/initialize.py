@@ -5,7 +5,6 @@
 
 from collections.abc import Callable
 from functools import partial
-import math
 from typing import Any
 
 import jax
@@ -62,28 +61,24 @@ def _all_finite(tree: Any) -> Array:
 
 
 def uniform_params(
-    rng_key: Array,
-    shapes: dict[str, Any] | None,
-    init_strategy: Callable,
-    vmap: Callable,
+    rng_key: Array, functions: ModelFunctions, init_strategy: Callable, vmap: Callable
 ) -> Any:
-    """What NumPyro's default strategy would try first, without compiling a search.
+    """What NumPyro's default strategy tries first, without compiling its search.
 
     :return: unconstrained values, or None if the strategy is another one.
     """
     strategy = init_strategy if isinstance(init_strategy, partial) else init_strategy()
-    if shapes is None or strategy.func is not init_to_uniform:
+    if functions.shapes is None or strategy.func is not init_to_uniform:
         return None
-    radius = strategy.keywords["radius"]
-    size = sum(math.prod(leaf.shape) for leaf in shapes.values())
+    shapes, radius = functions.shapes, strategy.keywords["radius"]
 
     def draw(key):
-        flat = random.uniform(key, (size,), minval=-radius, maxval=radius)
-        values, start = {}, 0
-        for name, leaf in shapes.items():
-            stop = start + math.prod(leaf.shape)
-            values[name] = flat[start:stop].reshape(leaf.shape).astype(leaf.dtype)
-            start = stop
+        values = {}
+        key, subkey = random.split(key)
+        for name in functions.sites or ():
+            shape = shapes[name].shape
+            values[name] = random.uniform(subkey, shape, minval=-radius, maxval=radius)
+            key, subkey = random.split(key)
         return values
 
     return vmap(draw)(rng_key)

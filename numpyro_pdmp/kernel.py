@@ -222,7 +222,7 @@ class PDMPKernel(MCMCKernel):
         kwargs = {} if model_kwargs is None else model_kwargs
         single = is_prng_key(rng_key)
         vmap = identity if single else jax.vmap
-        keys = vmap(lambda key: tuple(random.split(key, 3)))(rng_key)
+        keys = vmap(lambda key: tuple(random.split(key)))(rng_key)
         functions = self._functions(model_args, kwargs)  # clear errors before all else
         z_energy = given_params(
             keys[1],
@@ -252,19 +252,17 @@ class PDMPKernel(MCMCKernel):
         dim = sum(math.prod(leaf.shape) for leaf in leaves)
         dtype = jnp.result_type(*(leaf.dtype for leaf in leaves))
         # Not with the rest: the generator is slow to compile, and JAX keeps this one.
-        uniform = vmap(lambda key: random.uniform(key, (2 * dim + 1,), dtype))(keys[2])
-        first = None
+        noise = vmap(lambda key: random.fold_in(key, 0))(keys[0])
+        uniform = vmap(lambda key: random.uniform(key, (2 * dim + 1,), dtype))(noise)
+        first, concrete = None, not_jax_tracer(keys[0])
         if z_energy is None:
-            first = uniform_params(keys[1], functions.shapes, self._init_strategy, vmap)
+            first = uniform_params(keys[1], functions, self._init_strategy, vmap)
 
         def init_chains(keys, uniform, first, z_energy, model_args, kwargs):
             if z_energy is None:
-                if first is None:
-                    z_energy = new_params(model_args, kwargs)
-                else:
-                    fn = self._functions(model_args, kwargs).potential_fn
-                    energy = partial(checked_energy, fn, self._gradient(fn))
-                    z_energy = first, vmap(energy)(first)
+                z_energy = self._first_params(
+                    first, concrete, new_params, vmap, model_args, kwargs
+                )
             z, energy = z_energy
             if init_params is None and self._reference is not None:
                 z, energy = self._reference_start(z, vmap, model_args, kwargs)
@@ -285,12 +283,9 @@ class PDMPKernel(MCMCKernel):
 
         # Compiled as one, since dispatching the many small operations takes longer; and
         # quickly, since it runs once.
-        concrete = not_jax_tracer(keys[0])
         options = None
         if concrete and jax.default_backend() == "cpu":
             options = {"xla_backend_optimization_level": 0}
-        if not concrete:
-            first = None  # whether it is valid could not be looked at
         compiled = jit_arrays(init_chains, options)
         state, energy = compiled(keys, uniform, first, z_energy, model_args, kwargs)
         if concrete and first is not None and not jnp.all(jnp.isfinite(energy)):
@@ -305,6 +300,21 @@ class PDMPKernel(MCMCKernel):
             # Not compiled, NumPyro explains which site is at fault.
             new_params(model_args, kwargs)
         return state
+
+    def _first_params(self, first, concrete, new_params, vmap, model_args, kwargs):
+        """The first guess, whose energy is NaN if it is not valid; or a search."""
+        if first is None:
+            return new_params(model_args, kwargs)
+        fn = self._functions(model_args, kwargs).potential_fn
+        energy = vmap(partial(checked_energy, fn, self._gradient(fn)))(first)
+        if concrete:  # then it can be looked at
+            return first, energy
+
+        def choose(energy, first, searched):
+            valid = jnp.isfinite(energy)
+            return jax.tree.map(lambda a, b: jnp.where(valid, a, b), first, searched)
+
+        return vmap(choose)(energy, (first, energy), new_params(model_args, kwargs))
 
     def _reference_start(self, z, vmap, model_args, kwargs):
         """All chains at the centre of the reference."""

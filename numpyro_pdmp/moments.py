@@ -135,7 +135,7 @@ def _shrunk_mean(moments: Moments, n: Array) -> Array:
 
 def _shrunk_variance(variance: Array, old: Array | float, n: Array) -> Array:
     """Towards the old one where the difference is what noise would make."""
-    error = jnp.sum((variance / old) ** 2) * 2 / n
+    error = jnp.sum(jnp.maximum(variance / old, 1) ** 2) * 2 / n
     distance = jnp.sum((variance / old - 1) ** 2)
     rho = error / jnp.maximum(distance, error)
     rho = jnp.maximum(rho, 1 / (1 + n))
@@ -167,7 +167,9 @@ def renew_scale(
         center = scale.position(_shrunk_mean(moments, n))
         cov = moments.m2 / num
         identity = jnp.eye(dim, dtype=cov.dtype)
+        # Were the truth the identity, or what was seen: few draws lie close together.
         error = (jnp.sum(cov**2) + jnp.trace(cov) ** 2) / n
+        error = jnp.maximum(error, (dim + dim**2) / n)
         rho = error / jnp.maximum(jnp.sum((cov - identity) ** 2), error)
         # A floor, since fewer draws than dimensions leave S singular.
         rho = jnp.maximum(rho, 1 / (1 + moments.num))

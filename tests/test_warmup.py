@@ -66,10 +66,11 @@ def test_short_warmup_is_one_window(num_warmup):
 def moments_of(draws, factor):
     start = zero_moments(Scale(jnp.zeros(draws.shape[1]), jnp.asarray(factor)))
 
-    def update(moments, z):
-        return update_moments(moments, z[None], z[None]), None
+    def update(carry, z):
+        moments, last = carry
+        return (update_moments(moments, z[None], last[None]), z), None
 
-    return lax.scan(update, start, draws)[0]
+    return lax.scan(update, (start, jnp.zeros(draws.shape[1])), draws)[0][0]
 
 
 @pytest.mark.parametrize("dense", [True, False])
