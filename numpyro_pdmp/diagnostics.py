@@ -15,6 +15,8 @@ from numpyro_pdmp.process.events import ExactBound
 
 #: shares above which :func:`check` speaks up
 VIOLATION_LIMIT = 0.1
+MISSED_TARGET = 3  # times the target
+MISSED_LIMIT = 0.02  # and at least this
 NONFINITE_LIMIT = 0.001
 R_HAT_LIMIT = 1.05
 ESS_LIMIT = 100
@@ -36,6 +38,12 @@ class Report:
     min_ess: float
     grad_per_ess: float
     ratio_histogram: np.ndarray  # counts of rate / envelope: 20 bins over 0..2, above
+    draw_time: float  # process time between draws; as the next three, over all chains
+    refresh_rate: float  # per unit of process time
+    window: float  # of the envelope, in process time
+    offset: float  # of the envelope
+    target_violation: float  # NaN if the scheme has an offset of its own
+    refreshment_share: float  # of refreshments among events, since warm-up
     advice: list[str] = field(default_factory=list)
 
     @property
@@ -53,6 +61,15 @@ class Report:
             f"Proposals above their envelope: {100 * self.violation_rate:.2f} % "
             f"(by {100 * self.excess:.0f} % on average); "
             f"mean acceptance {self.acceptance:.2f}.",
+            f"Draw time {self.draw_time:.3g}, refreshment rate "
+            f"{self.refresh_rate:.3g} ({100 * self.refreshment_share:.0f} % of "
+            "events).",
+            f"Envelope window {self.window:.3g}, offset {self.offset:.3g}"
+            + (
+                "."
+                if np.isnan(self.target_violation)
+                else f", for a target of {100 * self.target_violation:.3g} % above it."
+            ),
             f"Non-finite evaluations: {self.nonfinite}; diverging draws: "
             f"{self.diverging}.",
         ]
@@ -60,7 +77,7 @@ class Report:
         return "\n".join(lines + verdict)
 
 
-def _advice(report: Report, exact: bool, max_grad: int) -> list[str]:
+def _advice(report: Report, exact: bool, missed: bool, max_grad: int) -> list[str]:
     advice = []
     if exact and report.violation_rate > 0:
         advice.append(
@@ -72,6 +89,12 @@ def _advice(report: Report, exact: bool, max_grad: int) -> list[str]:
             "Many event times came from an envelope below the rate, so the draws are "
             "biased. Use a shorter window or a larger offset, for example "
             "event_time=Interpolation(t_init=..., offset=...), or a longer warm-up."
+        )
+    elif missed:
+        advice.append(
+            f"Proposals exceeded their envelope {100 * report.violation_rate:.1f} % of "
+            f"the time, but the target was {100 * report.target_violation:.3g} %. Use "
+            "a longer warm-up or a smaller `target_violation`."
         )
     if report.nonfinite > NONFINITE_LIMIT * report.num_grad * report.num_draws:
         advice.append(
@@ -148,6 +171,9 @@ def check(mcmc: MCMC) -> Report:
     min_ess = float(np.min(ess)) if ess else float("nan")
     # Only the draws of the last run are at hand, and all steps since warm-up counted.
     share = num_draws[0] * num_draws[1] * mcmc.thinning / max(steps, 1)
+    adapted, scheme = state.adapt_state, kernel._scheme
+    target = kernel._target_violation if scheme.tunes_offset else float("nan")
+    events = total.num_refreshments + total.num_bounces
     report = Report(
         num_draws=num_draws[0] * num_draws[1],
         num_chains=num_chains,
@@ -161,7 +187,17 @@ def check(mcmc: MCMC) -> Report:
         min_ess=min_ess,
         grad_per_ess=share * total.num_grad / min_ess,
         ratio_histogram=total.ratio_histogram,
+        draw_time=float(np.mean(adapted.draw_time)),
+        refresh_rate=float(np.mean(adapted.refresh_rate)),
+        window=float(np.mean(adapted.tuning.window)),
+        offset=float(np.mean(adapted.tuning.offset)),
+        target_violation=target,
+        refreshment_share=total.num_refreshments / max(events, 1),
     )
-    exact = isinstance(kernel._scheme, ExactBound)
-    report.advice = _advice(report, exact, kernel._max_grad)
+    # Fewer by two standard deviations, so that a handful of them is no reason.
+    surely = total.num_violations - 2 * total.num_violations**0.5
+    allowed = max(MISSED_LIMIT, MISSED_TARGET * kernel._target_violation)
+    missed = scheme.tunes_offset and surely / proposals > allowed
+    exact = isinstance(scheme, ExactBound)
+    report.advice = _advice(report, exact, missed, kernel._max_grad)
     return report

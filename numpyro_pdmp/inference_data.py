@@ -32,8 +32,8 @@ def to_inference_data(mcmc: MCMC, **kwargs: Any) -> Any:
 
     On top of :func:`arviz.from_numpyro`: every collected statistic of the kernel is in
     ``sample_stats``, under ArviZ's name where it has one (``acceptance_rate``,
-    ``lp``, ``diverging``), and the kernel's settings are in the attributes of
-    ``posterior``. To collect all statistics, run with ``extra_fields=ALL_STATS``.
+    ``lp``, ``diverging``), and the kernel's settings, with what warm-up tuned, are in
+    the attributes of ``posterior``. To collect all statistics, run with ``extra_fields=ALL_STATS``.
 
     :param mcmc: an ``MCMC`` object that has run.
     :param kwargs: passed on to :func:`arviz.from_numpyro`; ``log_likelihood``
@@ -51,11 +51,14 @@ def to_inference_data(mcmc: MCMC, **kwargs: Any) -> Any:
     sampler = mcmc.sampler
     if not isinstance(sampler, PDMPKernel):
         return data
-    tuning = mcmc.last_state.adapt_state.tuning
+    adapted = mcmc.last_state.adapt_state
     data["posterior"].attrs.update(
         sampler=type(sampler).__name__,
         event_time=repr(sampler._scheme),
-        window=np.mean(tuning.window).item(),
-        offset=np.mean(tuning.offset).item(),
+        draw_time=np.mean(adapted.draw_time).item(),
+        refresh_rate=np.mean(adapted.refresh_rate).item(),
+        target_violation=sampler._target_violation,
+        window=np.mean(adapted.tuning.window).item(),
+        offset=np.mean(adapted.tuning.offset).item(),
     )
     return data

@@ -133,13 +133,24 @@ def _shrunk_mean(moments: Moments, n: Array) -> Array:
     return moments.mean * jnp.maximum(0, 1 - noise / jnp.maximum(shift, noise))
 
 
-def _shrunk_variance(variance: Array, old: Array | float, n: Array) -> Array:
-    """Towards the old one where the difference is what noise would make."""
-    error = jnp.sum(jnp.maximum(variance / old, 1) ** 2) * 2 / n
-    distance = jnp.sum((variance / old - 1) ** 2)
+def _shrunk_size(ratio: Array, n: Array) -> Array:
+    """How far to believe that all variances changed by this common factor.
+
+    In logarithms, where a factor and its inverse are equally far from 1.
+    """
+    distance = jnp.log(jnp.maximum(ratio, jnp.finfo(ratio.dtype).tiny)) ** 2
+    error = 2 / n + 8 / n**2  # few draws of a path lie closer together than they should
     rho = error / jnp.maximum(distance, error)
+    return ratio ** (1 - rho)
+
+
+def _shrunk_variance(ratio: Array, n: Array) -> Array:
+    """Variances over the old ones, shrunk as in :func:`renew_scale`."""
+    size = jnp.mean(ratio)
+    error = jnp.sum(ratio**2) * 2 / n
+    rho = error / jnp.maximum(jnp.sum((ratio - size) ** 2), error)
     rho = jnp.maximum(rho, 1 / (1 + n))
-    return (1 - rho) * variance + rho * old
+    return _shrunk_size(size, n) / size * ((1 - rho) * ratio + rho * size)
 
 
 def renew_scale(
@@ -149,9 +160,11 @@ def renew_scale(
 
     In whitened coordinates the metric in force is the identity, whatever the units
     of the model, and a window tells :math:`d(d+1)/2` numbers about another one. Where
-    that is mostly noise the old metric is better: as in Ledoit and Wolf (2004), the
-    estimate is :math:`(1-\rho) S + \rho I`, with :math:`\rho` the expected squared
-    error of :math:`S` on a Gaussian over :math:`\|S - I\|^2`; likewise the mean.
+    that is mostly noise the old metric is better, up to a common factor :math:`\mu`:
+    as in Ledoit and Wolf (2004), the estimate is :math:`(1-\rho) S + \rho \mu I`
+    with :math:`\mu = \mathrm{tr}\,S / d` and :math:`\rho` the expected squared error
+    of :math:`S` on a Gaussian over :math:`\|S - \mu I\|^2`. Likewise :math:`\log\mu`
+    and the mean are shrunk to zero.
 
     :param scale: the one in force.
     :param moments: of draws in its coordinates.
@@ -166,21 +179,20 @@ def renew_scale(
     elif moments.m2.ndim == 2:
         center = scale.position(_shrunk_mean(moments, n))
         cov = moments.m2 / num
-        identity = jnp.eye(dim, dtype=cov.dtype)
-        # Were the truth the identity, or what was seen: few draws lie close together.
+        size = jnp.trace(cov) / dim
+        unit = size * jnp.eye(dim, dtype=cov.dtype)
         error = (jnp.sum(cov**2) + jnp.trace(cov) ** 2) / n
-        error = jnp.maximum(error, (dim + dim**2) / n)
-        rho = error / jnp.maximum(jnp.sum((cov - identity) ** 2), error)
+        rho = error / jnp.maximum(jnp.sum((cov - unit) ** 2), error)
         # A floor, since fewer draws than dimensions leave S singular.
         rho = jnp.maximum(rho, 1 / (1 + moments.num))
-        cov = (1 - rho) * cov + rho * identity
+        cov = _shrunk_size(size, n) / size * ((1 - rho) * cov + rho * unit)
         factor = scale.factor @ jnp.linalg.cholesky(cov)
         if mask is not None:
             factor = jnp.linalg.cholesky(jnp.where(mask, factor @ factor.T, 0))
         new = Scale(center, factor)
     else:
         center = scale.position(_shrunk_mean(moments, n))
-        variance = _shrunk_variance(moments.m2 / num, 1.0, n)
+        variance = _shrunk_variance(moments.m2 / num, n)
         new = Scale(center, scale.factor * jnp.sqrt(variance))
     good = jnp.stack([jnp.all(jnp.isfinite(a)) for a in new]).all()
     good &= moments.num > 1
@@ -191,7 +203,7 @@ def _renew_low_rank(scale: LowRankScale, moments: Moments, n: Array) -> LowRankS
     """As :func:`renew_scale`, with variances and the most telling directions."""
     num = jnp.maximum(moments.num, 1)
     old = scale.variance() / scale.factor**2
-    variance = _shrunk_variance(moments.m2 / num, old, n)
+    variance = old * _shrunk_variance(moments.m2 / num / old, n)
     deviation = jnp.sqrt(variance)
     center = scale.center + scale.factor * _shrunk_mean(moments, n)
     rows = moments.rows

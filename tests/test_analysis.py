@@ -76,6 +76,9 @@ def test_groups(data):
     assert data.posterior.attrs["sampler"] == "ZigZag"
     assert data.posterior.attrs["event_time"].startswith("Interpolation(")
     assert data.posterior.attrs["window"] > 0 and data.posterior.attrs["offset"] > 0
+    assert data.posterior.attrs["draw_time"] >= 1
+    assert data.posterior.attrs["refresh_rate"] == 0
+    assert data.posterior.attrs["target_violation"] == 0.005
 
 
 def test_sample_stats(mcmc, data):
@@ -150,6 +153,17 @@ def test_good_run(mcmc):
     )
 
 
+def test_what_was_tuned(mcmc):
+    report, adapted = check(mcmc), mcmc.last_state.adapt_state
+    assert report.draw_time == adapted.draw_time and report.refresh_rate == 0
+    assert report.window == adapted.tuning.window
+    assert report.offset == adapted.tuning.offset
+    assert report.target_violation == 0.005 and report.refreshment_share == 0
+    text = str(report)
+    assert "refreshment rate 0 (0 % of events)." in text
+    assert "for a target of 0.5 % above it." in text
+
+
 def test_ratio_histogram(mcmc):
     report = check(mcmc)
     proposals = np.sum(mcmc.get_extra_fields()["num_proposals"])
@@ -186,7 +200,24 @@ def test_a_bound_too_low_is_an_error():
 def test_a_true_bound_is_not():
     report = check(bounded_run(lambda x, v: (jnp.abs(x @ v) + 0.1, v @ v)))
     assert report.violation_rate == 0 and "ERROR" not in str(report)
+    assert np.isnan(report.target_violation) and "target" not in str(report)
+    assert 0 < report.refreshment_share < 1
     assert report.ok, str(report)
+
+
+def log_cosh(x):
+    return jnp.sum(jnp.logaddexp(x, -x))
+
+
+def test_a_target_that_warmup_missed():
+    # Without warm-up the offset stays at its first value, which is too low here.
+    kernel = Boomerang(potential_fn=log_cosh, target_violation=0.001)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=1000, progress_bar=False)
+    mcmc.run(random.key(0), init_params=np.zeros(2))
+    report = check(mcmc)
+    assert 0.02 < report.violation_rate < 0.1
+    advice = [line for line in report.advice if "`target_violation`" in line]
+    assert len(advice) == 1 and "the target was 0.1 %" in advice[0]
 
 
 def test_separated_modes():

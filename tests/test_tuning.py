@@ -128,7 +128,10 @@ def test_moments_of_a_path_do_not_depend_on_its_cuts(x64):
         sums = stretch_sums(stretch(x, v, b - a))
         draw = draw_moments(x, sums, jnp.asarray(b - a), stats)
         moments = update_moments(
-            moments, x[None], x[None], draw.mean[None], draw.within[None], draw.weight
+            moments,
+            x[None],
+            x[None],
+            *(a[None] for a in (draw.mean, draw.within, draw.weight)),
         )
     np.testing.assert_allclose(moments.num, end)
     np.testing.assert_allclose(moments.mean, expected_mean)
@@ -161,6 +164,7 @@ def test_sampling_goes_on_from_the_end_of_warmup():
         return state, state.z
 
     draws = jax.jit(lambda s: lax.scan(step, s, None, num_warmup + 5)[1])(state)
+    draws = draws[num_warmup - 3 :]  # the last new coordinates were at draw 32
     steps = np.linalg.norm(np.diff(draws, axis=0), axis=1)
     # A draw is at most 0.02 |v| from the last, and |v|^2 is chi-squared: about 0.11.
     # The mode is about sqrt(30) = 5.5 away.
@@ -235,33 +239,28 @@ def test_spike_variances():
 
 
 def test_low_rank_run():
-    dim = 20
-    rng = np.random.default_rng(3)
-    vectors = np.linalg.qr(rng.normal(size=(dim, 2)))[0]
+    dim = 60
+    vectors = np.random.default_rng(3).choice([-1.0, 1.0], (dim, 1)) / dim**0.5
     unit = np.logspace(-1, 1, dim)
-    truth = LowRankScale(*map(jnp.asarray, (np.ones(dim), unit, vectors, [6.0, 4.0])))
-    covariance = np.asarray(truth.covariance(), float)
-    sd = np.sqrt(np.diag(covariance))
+    truth = LowRankScale(*map(jnp.asarray, (np.ones(dim), unit, vectors, [4.0])))
+    sd = np.sqrt(np.asarray(truth.variance(), float))
     kernel = Boomerang(
         potential_fn=lambda x: 0.5 * jnp.sum(jnp.square(truth.whiten(x))),
         low_rank=3,
-        inverse_mass_matrix=sd**2,
+        inverse_mass_matrix=2 * sd**2,
         center=np.zeros(dim),
     )
-    start = np.random.default_rng(0).multivariate_normal(np.ones(dim), covariance, 4)
-    mcmc = run(kernel, num_warmup=1000, init_params=start)
+    start = jax.vmap(truth.position)(random.normal(random.key(1), (4, dim)))
+    mcmc = run(kernel, num_warmup=1000, num_samples=2000, init_params=start)
     scale = mcmc.last_state.adapt_state.scale
     assert isinstance(scale, LowRankScale) and scale.vectors.shape == (dim, 3)
     # Standard errors are about 3 % from some 500 independent draws.
     np.testing.assert_allclose(np.sqrt(scale.variance()), sd, rtol=0.15)
-    # In coordinates of the truth the wide directions are found, too.
-    whitened = jax.vmap(truth.whiten)(scale.center + scale.covariance()) - truth.whiten(
-        scale.center
-    )
-    whitened = np.asarray(jax.vmap(truth.gradient)(np.linalg.inv(covariance)))
-    root = whitened @ np.asarray(scale.covariance()) @ whitened.T
-    values = np.linalg.eigvalsh(root)
-    assert 0.5 < values.min() and values.max() < 2
+    # The wide direction is found, too: in coordinates of the truth it is not special.
+    root = jax.vmap(scale.direction)(jnp.eye(dim))  # rows are columns of the factor
+    root = jax.vmap(truth.whiten)(truth.center + root)
+    values = np.linalg.svd(root, compute_uv=False)
+    assert 1 / 1.5 < values.min() and values.max() < 1.5
     assert_moments(mcmc.get_samples(group_by_chain=True), np.ones(dim), sd)
 
 
@@ -285,9 +284,10 @@ def test_target_violation():
             extra_fields=fields,
         )
         violations, proposals = (mcmc.get_extra_fields()[k].sum() for k in fields)
-        # The final phase, which decides, has a fifth of this number again. Poisson
-        # noise of 60 and 12 violations is 13 and 29 %: two thirds of a factor 2.
-        assert target * proposals > 100
+        # The offset is an average over the final phase, which has a fifth as many
+        # draws. Poisson noise of 150 and 30 violations is 8 and 18 %: 20 % in all, and
+        # a factor 2 is more than three of those.
+        assert target * proposals > 150
         rates.append(violations / proposals)
         offsets.append(mcmc.last_state.adapt_state.tuning.offset)
         assert target / 2 < rates[-1] < target * 2
@@ -369,7 +369,7 @@ def references():
     params = {"auto_loc": center, "auto_scale_tril": jnp.asarray(1.3 * FACTOR)}
     vector = FACTOR[:, :1] / SD[:, None]
     return {
-        "diagonal": Scale(center, jnp.asarray(SD)),
+        "diagonal": Scale(MEAN + 0.3 * SD, SD),  # NumPy's, in double precision
         "low rank": LowRankScale(
             center,
             jnp.asarray(SD),
@@ -415,7 +415,6 @@ def test_reference_is_kept_and_the_posterior_is_right(kernel, kind):
     assert type(before) is type(after)
     for a, b in zip(before, after, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert mcmc.last_state.adapt_state.tuning.offset != 0.1  # envelopes are tuned
     assert_moments(mcmc.get_samples(group_by_chain=True)["w"], MEAN, SD)
 
 
@@ -503,7 +502,7 @@ def test_a_chain_in_a_negligible_mode_is_started_elsewhere():
 
 def test_models_may_need_the_values_of_arrays():
     def model(group, y):
-        num_groups = int(jnp.max(group)) + 1
+        num_groups = int(np.asarray(group).max()) + 1
         a = numpyro.sample("a", dist.Normal(0, 1).expand([num_groups]).to_event(1))
         numpyro.sample("y", dist.Normal(a[group], 1.0), obs=y)
 
@@ -536,7 +535,7 @@ def test_models_may_need_the_values_of_arrays():
         ),
         ({"draw_time": "fast"}, ValueError, "`draw_time` must be .* got 'fast'"),
         ({"refresh_rate": "fast"}, ValueError, "or 'auto', got 'fast'"),
-        ({"step_size": 0.1}, TypeError, "unknown arguments: `step_size`"),
+        ({"step_size": 0.1}, TypeError, "unknown arguments: .*`step_size`"),
     ],
 )
 @pytest.mark.parametrize("kernel", KERNELS)
