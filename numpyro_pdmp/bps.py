@@ -24,10 +24,11 @@ class BPS(PDMPKernel):
     2. *Piecewise Deterministic Markov Processes for Bayesian Neural Networks*,
        Ethan Goan, Dimitri Perrin, Kerrie Mengersen, Clinton Fookes (2023)
 
-    :param float refresh_rate: refreshments per unit of process time; must be
-        positive, since without them the process need not reach the whole space.
+    :param refresh_rate: refreshments per unit of process time; must be positive, since
+        without them the process need not reach the whole space. ``"auto"`` is 1.
     :param float refresh_mix: share of the old velocity that a refreshment keeps.
-    :param str refresh_law: ``"exponential"`` or ``"regular"`` times between them.
+    :param str refresh_law: ``"exponential"`` (the default) or ``"regular"`` times
+        between them.
 
     The other arguments are those of :class:`~numpyro_pdmp.Boomerang`.
 

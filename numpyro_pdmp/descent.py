@@ -104,7 +104,7 @@ def find_start(
     dim = x.size
     rng = np.random.default_rng(0)
     starts = [x]
-    num_starts = min(8, 128 // dim) // num_chains if dim <= 32 else 1
+    num_starts = min(8, 160 // (dim * num_chains)) if dim <= 32 else 1
     for _ in range(num_starts - 1):
         signs = jnp.asarray(rng.choice(np.array([-1.0, 1.0]), dim), x.dtype)
         starts.append(signs * x[rng.permutation(dim)])

@@ -33,7 +33,8 @@ def to_inference_data(mcmc: MCMC, **kwargs: Any) -> Any:
     On top of :func:`arviz.from_numpyro`: every collected statistic of the kernel is in
     ``sample_stats``, under ArviZ's name where it has one (``acceptance_rate``,
     ``lp``, ``diverging``), and the kernel's settings, with what warm-up tuned, are in
-    the attributes of ``posterior``. To collect all statistics, run with ``extra_fields=ALL_STATS``.
+    the attributes of ``posterior``. To collect all statistics, run with
+    ``extra_fields=ALL_STATS``.
 
     :param mcmc: an ``MCMC`` object that has run.
     :param kwargs: passed on to :func:`arviz.from_numpyro`; ``log_likelihood``

@@ -133,13 +133,15 @@ def _shrunk_mean(moments: Moments, n: Array) -> Array:
     return moments.mean * jnp.maximum(0, 1 - noise / jnp.maximum(shift, noise))
 
 
-def _shrunk_size(ratio: Array, n: Array) -> Array:
+def _shrunk_size(ratio: Array, n: Array, dim: int) -> Array:
     """How far to believe that all variances changed by this common factor.
 
     In logarithms, where a factor and its inverse are equally far from 1.
     """
     distance = jnp.log(jnp.maximum(ratio, jnp.finfo(ratio.dtype).tiny)) ** 2
-    error = 2 / n + 8 / n**2  # few draws of a path lie closer together than they should
+    # Coordinates share the radius of the path, and so are not d witnesses; and few
+    # draws of a path lie closer together than they should.
+    error = 2 / (n * dim**0.5) + 16 / n**2
     rho = error / jnp.maximum(distance, error)
     return ratio ** (1 - rho)
 
@@ -150,7 +152,7 @@ def _shrunk_variance(ratio: Array, n: Array) -> Array:
     error = jnp.sum(ratio**2) * 2 / n
     rho = error / jnp.maximum(jnp.sum((ratio - size) ** 2), error)
     rho = jnp.maximum(rho, 1 / (1 + n))
-    return _shrunk_size(size, n) / size * ((1 - rho) * ratio + rho * size)
+    return _shrunk_size(size, n, ratio.size) / size * ((1 - rho) * ratio + rho * size)
 
 
 def renew_scale(
@@ -185,7 +187,7 @@ def renew_scale(
         rho = error / jnp.maximum(jnp.sum((cov - unit) ** 2), error)
         # A floor, since fewer draws than dimensions leave S singular.
         rho = jnp.maximum(rho, 1 / (1 + moments.num))
-        cov = _shrunk_size(size, n) / size * ((1 - rho) * cov + rho * unit)
+        cov = _shrunk_size(size, n, dim) / size * ((1 - rho) * cov + rho * unit)
         factor = scale.factor @ jnp.linalg.cholesky(cov)
         if mask is not None:
             factor = jnp.linalg.cholesky(jnp.where(mask, factor @ factor.T, 0))

@@ -22,9 +22,11 @@ class ZigZag(PDMPKernel):
     1. *The Zig-Zag Process and Super-Efficient Sampling for Bayesian Analysis of Big
        Data*, Joris Bierkens, Paul Fearnhead, Gareth Roberts (2019)
 
-    :param float refresh_rate: refreshments per unit of process time; may be zero.
+    :param refresh_rate: refreshments per unit of process time; may be zero, which is
+        what ``"auto"`` is.
     :param float refresh_mix: probability that a coordinate keeps its velocity at one.
-    :param str refresh_law: ``"exponential"`` or ``"regular"`` times between them.
+    :param str refresh_law: ``"exponential"`` (the default) or ``"regular"`` times
+        between them.
 
     The other arguments are those of :class:`~numpyro_pdmp.Boomerang`.
 

@@ -19,6 +19,7 @@ from numpyro_pdmp import (
     BPS,
     Boomerang,
     ExactBound,
+    Interpolation,
     ZigZag,
     check,
     to_inference_data,
@@ -211,9 +212,10 @@ def log_cosh(x):
 
 def test_a_target_that_warmup_missed():
     # Without warm-up the offset stays at its first value, which is too low here.
-    kernel = Boomerang(potential_fn=log_cosh, target_violation=0.001)
+    scheme = Interpolation(t_init=1.0)
+    kernel = BPS(potential_fn=log_cosh, target_violation=0.001, event_time=scheme)
     mcmc = MCMC(kernel, num_warmup=0, num_samples=1000, progress_bar=False)
-    mcmc.run(random.key(0), init_params=np.zeros(2))
+    mcmc.run(random.key(0), init_params=np.zeros(8))
     report = check(mcmc)
     assert 0.02 < report.violation_rate < 0.1
     advice = [line for line in report.advice if "`target_violation`" in line]
