@@ -118,22 +118,27 @@ def find_start(
     best = jnp.argmax(log_mass)
     best = jnp.where(log_mass[best] > log_mass[0] + NEGLIGIBLE_MODE, best, 0)
     mode, root = modes[best], roots[best]
-    covariance = root @ root.T
-    variance = jnp.diagonal(covariance)
-    new: AnyScale
-    if isinstance(scale, LowRankScale):
-        deviation = jnp.sqrt(variance)
-        values, vectors = jnp.linalg.eigh(covariance / deviation / deviation[:, None])
-        new = low_rank_scale(mode, variance, values, vectors, scale.stretch.size)
-    elif scale.factor.ndim == 2:
-        covariance = covariance if mask is None else jnp.where(mask, covariance, 0)
-        new = Scale(mode, jnp.linalg.cholesky(covariance))
-    else:
-        new = Scale(mode, jnp.sqrt(variance))
+    new = laplace_scale(mode, root, scale, mask)
     good = jnp.stack([jnp.all(jnp.isfinite(a)) for a in new]).all()
     old = scale._replace(center=x)
     new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
     return new, log_mass[best]
+
+
+def laplace_scale(
+    mode: Array, root: Array, scale: AnyScale, mask: np.ndarray | None
+) -> AnyScale:
+    """Scale of the kind of ``scale`` from a square root of the covariance at a mode."""
+    covariance = root @ root.T
+    variance = jnp.diagonal(covariance)
+    if isinstance(scale, LowRankScale):
+        deviation = jnp.sqrt(variance)
+        values, vectors = jnp.linalg.eigh(covariance / deviation / deviation[:, None])
+        return low_rank_scale(mode, variance, values, vectors, scale.stretch.size)
+    if scale.factor.ndim == 2:
+        covariance = covariance if mask is None else jnp.where(mask, covariance, 0)
+        return Scale(mode, jnp.linalg.cholesky(covariance))
+    return Scale(mode, jnp.sqrt(variance))
 
 
 def descend(

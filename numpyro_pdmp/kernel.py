@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key, not_jax_tracer
+from numpyro_pdmp.control_variates import control_variate
 from numpyro_pdmp.descent import (
     find_start,
     find_start_large,
@@ -38,10 +39,11 @@ from numpyro_pdmp.options import (
     check_metric,
     check_refreshment,
     check_simulation,
+    check_subsampling,
     check_target,
     require_positive,
 )
-from numpyro_pdmp.potential import ModelFunctions, gradient_fn, model_functions
+from numpyro_pdmp.potential import ModelFunctions, gradient_fn
 from numpyro_pdmp.process.events import EventTime, event_time_scheme
 from numpyro_pdmp.process.loop import (
     NO_EVENT,
@@ -51,6 +53,7 @@ from numpyro_pdmp.process.loop import (
     read_output,
     reset_stats,
     restart_path,
+    start_batches,
     start_path,
 )
 from numpyro_pdmp.process.randomness import normal
@@ -58,6 +61,8 @@ from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.reference import reference_scale
 from numpyro_pdmp.state import PDMPState
+from numpyro_pdmp.subsample import as_jax_rows
+from numpyro_pdmp.target import find_start_subsampled, make_target, target_functions
 from numpyro_pdmp.warmup import (
     DENSE_LIMIT,
     AdaptState,
@@ -117,6 +122,9 @@ class PDMPKernel(MCMCKernel):
         potential_energy: bool = True,
         hard_walls: bool = False,
         max_grad: int = 1000,
+        batch: str = "proposal",
+        batching: str = "without_replacement",
+        control_variates: int | str | None = "auto",
         **process_options: Any,
     ):
         check_target(model, potential_fn)
@@ -135,6 +143,7 @@ class PDMPKernel(MCMCKernel):
         check_refreshment(self._sampler, self.needs_refreshment)
         check_metric(dense_mass, low_rank, reference, inverse_mass_matrix, center)
         check_simulation(record, max_grad, target_violation)
+        check_subsampling(batch, batching, control_variates)
         if draw_time != "auto":
             require_positive("draw_time", draw_time)
         if target_violation is None:
@@ -164,6 +173,9 @@ class PDMPKernel(MCMCKernel):
         self._potential_energy = potential_energy
         self._hard_walls = hard_walls
         self._max_grad = max_grad
+        self._batch = batch
+        self._batching = batching
+        self._control_variates = control_variates
 
     @property
     def model(self):
@@ -194,7 +206,7 @@ class PDMPKernel(MCMCKernel):
         if self._potential_fn is not None:
             return ModelFunctions(self._potential_fn, identity, identity, None, None)
         assert self._model is not None
-        return model_functions(self._model, model_args, model_kwargs)
+        return target_functions(self._model, model_args, model_kwargs)
 
     def postprocess_fn(self, model_args, model_kwargs):
         return self._functions(model_args, model_kwargs).postprocess_fn
@@ -208,11 +220,15 @@ class PDMPKernel(MCMCKernel):
             potential_fn, self._forward_mode_differentiation, self._hard_walls
         )
 
-    def _flat_potential(self, z, model_args, model_kwargs):
-        """Potential of a flat vector, and the function that restores sites."""
-        potential_fn = self._functions(model_args, model_kwargs).potential_fn
-        unravel = ravel_pytree(z)[1]
-        return lambda x: potential_fn(unravel(x)), unravel
+    def _target(self, functions, unravel, control):
+        return make_target(
+            functions,
+            unravel,
+            control,
+            self._batching,
+            self._forward_mode_differentiation,
+            self._hard_walls,
+        )
 
     # Start
 
@@ -224,6 +240,9 @@ class PDMPKernel(MCMCKernel):
         vmap = identity if single else jax.vmap
         keys = vmap(lambda key: tuple(random.split(key)))(rng_key)
         functions = self._functions(model_args, kwargs)  # clear errors before all else
+        if functions.subsampled is not None:
+            sizes = {size for size, _ in functions.subsampled.plates.values()}
+            model_args, kwargs = as_jax_rows((model_args, kwargs), sizes)
         z_energy = given_params(
             keys[1],
             functions,
@@ -237,7 +256,7 @@ class PDMPKernel(MCMCKernel):
         new_params = partial(
             strategy_params,
             keys[1],
-            self._model,
+            functions.model or self._model,
             self._init_strategy,
             self._forward_mode_differentiation,
             vmap,
@@ -254,11 +273,16 @@ class PDMPKernel(MCMCKernel):
         # Not with the rest: the generator is slow to compile, and JAX keeps this one.
         noise = vmap(lambda key: random.fold_in(key, 0))(keys[0])
         uniform = vmap(lambda key: random.uniform(key, (2 * dim + 1,), dtype))(noise)
+        source = self._target(functions, identity, None).source
+        words = None
+        if source is not None:
+            shape = (2, source.num_words)
+            words = vmap(lambda key: random.bits(key, shape, jnp.uint32))(noise)
         first, concrete = None, not_jax_tracer(keys[0])
         if z_energy is None:
             first = uniform_params(keys[1], functions, self._init_strategy, vmap)
 
-        def init_chains(keys, uniform, first, z_energy, model_args, kwargs):
+        def init_chains(keys, random_numbers, first, z_energy, model_args, kwargs):
             if z_energy is None:
                 z_energy = self._first_params(
                     first, concrete, new_params, vmap, model_args, kwargs
@@ -266,12 +290,16 @@ class PDMPKernel(MCMCKernel):
             z, energy = z_energy
             if init_params is None and self._reference is not None:
                 z, energy = self._reference_start(z, vmap, model_args, kwargs)
-            init_state = partial(self._init_state, num_warmup=num_warmup)
-            state = vmap(init_state)(keys[0], uniform, z, energy)
+            init_state = partial(self._init_state, source=source, num_warmup=num_warmup)
+            state = vmap(init_state)(keys[0], *random_numbers, z, energy)
             shared = not single and self._cross_chain_adapt
+            functions = self._functions(model_args, kwargs)
             one = z if single else _first(z)
-            if num_warmup > 0 and self._descends(one):
-                potential_fn, _ = self._flat_potential(one, model_args, kwargs)
+            if functions.subsampled is not None:
+                state = self._start_subsampled(state, functions, single, num_warmup)
+            elif num_warmup > 0 and self._descends(one):
+                unravel = ravel_pytree(one)[1]
+                potential_fn = self._target(functions, unravel, None).energy
                 start = partial(self._start, potential_fn=potential_fn)
                 if single:
                     state = start(state)[0]
@@ -286,11 +314,11 @@ class PDMPKernel(MCMCKernel):
         options = None
         if concrete and jax.default_backend() == "cpu":
             options = {"xla_backend_optimization_level": 0}
-        compiled = jit_arrays(init_chains, options)
-        state, energy = compiled(keys, uniform, first, z_energy, model_args, kwargs)
+        compiled, numbers = jit_arrays(init_chains, options), (uniform, words)
+        state, energy = compiled(keys, numbers, first, z_energy, model_args, kwargs)
         if concrete and first is not None and not jnp.all(jnp.isfinite(energy)):
             # The first guess is not valid: search, as NumPyro does.
-            state, energy = compiled(keys, uniform, None, z_energy, model_args, kwargs)
+            state, energy = compiled(keys, numbers, None, z_energy, model_args, kwargs)
         if concrete and not jnp.all(jnp.isfinite(energy)):
             if self._reference is not None:
                 raise ValueError(
@@ -326,7 +354,7 @@ class PDMPKernel(MCMCKernel):
         z = vmap(at_center)(z)
         return z, vmap(potential_fn)(z)
 
-    def _init_state(self, rng_key, uniform, z, energy, num_warmup):
+    def _init_state(self, rng_key, uniform, words, z, energy, source, num_warmup):
         sampler, scheme = self._sampler, self._scheme
         x = ravel_pytree(z)[0]
         dim, dtype = x.size, x.dtype
@@ -344,9 +372,11 @@ class PDMPKernel(MCMCKernel):
             bounce_rate=jnp.asarray(1 / sampler.event_time(dim), dtype),
             moments=zero_moments(scale, rows),
             averages=jnp.zeros(3, dtype),
+            control=None,
             window_ends=jnp.asarray(ends, int),
             num_warmup=jnp.asarray(num_warmup),
         )
+        hold = self._batch == "event"
         path = start_path(
             rng_key,
             scale.whiten(x),
@@ -354,6 +384,7 @@ class PDMPKernel(MCMCKernel):
             sampler,
             sampler.refresh_time(uniform[0], sampler.refresh_rate),
             self._draw_time,
+            None if source is None else start_batches(source, words, hold),
         )
         zero, count = jnp.zeros((), dtype), jnp.zeros((), int)
         energy = energy if self._potential_energy else jnp.nan
@@ -409,12 +440,13 @@ class PDMPKernel(MCMCKernel):
         """
         single = is_prng_key(state.rng_key)
         one = state.z if single else _first(state.z)
-        potential_fn, unravel = self._flat_potential(one, model_args, model_kwargs)
+        functions = self._functions(model_args, model_kwargs)
+        unravel = ravel_pytree(one)[1]
         last, adapt_state = state.whitened, state.adapt_state
         state = state._replace(
             path=state.path._replace(rng_key=state.rng_key), adapt_state=None
         )
-        advance = partial(self._advance, potential_fn=potential_fn, unravel=unravel)
+        advance = partial(self._advance, functions=functions, unravel=unravel)
         if not single:
             axes = (0, None if self._cross_chain_adapt else 0)
             advance = jax.vmap(advance, in_axes=axes)
@@ -424,17 +456,18 @@ class PDMPKernel(MCMCKernel):
             i=state.i + 1, adapt_state=adapt_state, path=path, rng_key=path.rng_key
         )
 
-    def _advance(self, state, adapt_state, potential_fn, unravel):
+    def _advance(self, state, adapt_state, functions, unravel):
         """The next draw, and what it tells warm-up."""
         sampler, scale = self._sampler, adapt_state.scale
-        gradient = self._gradient(potential_fn)
+        target = self._target(functions, unravel, adapt_state.control)
         tick = make_tick(
-            gradient,
+            target.gradient,
             sampler,
             self._scheme,
             scale,
             adapt_state.tuning,
             adapt_state.refresh_rate,
+            target.source,
         )
         warmup = state.i < adapt_state.num_warmup
         max_grad = jnp.where(
@@ -468,7 +501,7 @@ class PDMPKernel(MCMCKernel):
         else:
             path, z = read_output(path, sampler, adapt_state.draw_time)
         x, stats = scale.position(z), path.stats
-        energy = potential_fn(x) if self._potential_energy else jnp.nan
+        energy = self._energy(target, path, x) if self._potential_energy else jnp.nan
         outside = ~jnp.isfinite(energy) & self._potential_energy
         first = state.i == adapt_state.num_warmup
         totals = jax.tree.map(
@@ -493,6 +526,14 @@ class PDMPKernel(MCMCKernel):
             totals=totals,
         )
         return state, draw_moments(z, sums, elapsed, stats)
+
+    def _energy(self, target, path, x):
+        """Potential energy of a draw; an estimate from one batch if subsampled."""
+        if target.source is None:
+            return target.energy(x)
+        key = random.fold_in(path.rng_key, 0)
+        words = random.bits(key, (target.source.num_words,), jnp.uint32)
+        return target.energy(x, target.source.next(path.batches.state, words)[1])
 
     # Warm-up
 
@@ -520,6 +561,52 @@ class PDMPKernel(MCMCKernel):
         path = restart_path(state.path, scale.whiten(start))
         adapt_state = state.adapt_state._replace(scale=scale)
         return state._replace(adapt_state=adapt_state, path=path), (log_mass, start)
+
+    def _start_subsampled(self, state, functions, single, num_warmup):
+        """Start, metric and control variate of a subsampled model."""
+        chain = state if single else _first(state)
+        x, unravel = ravel_pytree(chain.z)
+        scale, control = chain.adapt_state.scale, None
+        order, auto = self._control_variates, self._control_variates == "auto"
+        fixed = (self._reference, self._center)
+        given = any(option is not None for option in fixed)
+        if num_warmup > 0 and self._descends(chain.z) and x.size <= DENSE_LIMIT:
+            mask = self._mask(chain.z)
+            scale, control = find_start_subsampled(functions, unravel, x, scale, mask)
+            if order in (None, 1) or auto:
+                control = control._replace(hessian_full=None)
+        elif order is not None and (given or not auto):
+            if not given:
+                raise ValueError(
+                    f"`control_variates={order}` needs a point to expand around: give "
+                    "`reference` or `center` (see `find_map`), or adapt the metric."
+                )
+            order = 1 if auto else order
+            control = control_variate(functions.subsampled, scale.center, order)
+        control = None if order is None else control
+        adapt_state = chain.adapt_state._replace(scale=scale, control=control)
+
+        def start(state):
+            noise = state.whitened
+            x = typical_start(
+                lambda x: functions.potential_fn(unravel(x)), scale, noise
+            )
+            path = restart_path(state.path, scale.whiten(x))
+            return state._replace(path=path)
+
+        if control is not None and not given:
+            state = start(state) if single else lax.map(start, state)
+        else:
+            old = chain.adapt_state.scale
+            move = lambda p: restart_path(p, scale.whiten(old.position(p.z)))  # noqa: E731
+            path = move(state.path) if single else jax.vmap(move)(state.path)
+            state = state._replace(path=path)
+        if not single and not self._cross_chain_adapt:
+            num = state.i.size
+            adapt_state = jax.tree.map(
+                lambda a: jnp.broadcast_to(a, (num, *a.shape)), adapt_state
+            )
+        return state._replace(adapt_state=adapt_state)
 
     def _start_all(self, start, state, shared):
         """Begin near modes, in coordinates for all if chains share those."""
@@ -551,6 +638,7 @@ class PDMPKernel(MCMCKernel):
                 scheme=self._scheme,
                 target_violation=self._target_violation,
                 moments=renews,
+                noisy=path.batches is not None,
             ),
             single,
         )
@@ -602,10 +690,10 @@ class PDMPKernel(MCMCKernel):
 
     def refresh(self, state, model_args, model_kwargs):
         """Forget what is known of the rates: the conditioning has changed."""
-        potential_fn, _ = self._flat_potential(state.z, model_args, model_kwargs)
+        functions = self._functions(model_args, model_kwargs)
         draw_time = state.adapt_state.draw_time
         path = continue_from_output(state.path, self._sampler, draw_time)
-        energy = potential_fn(ravel_pytree(state.z)[0])
+        energy = functions.potential_fn(state.z)
         energy = energy if self._potential_energy else jnp.nan
         energy = jnp.asarray(energy, state.potential_energy.dtype)
         return state._replace(path=path, potential_energy=energy)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_pdmp.batch import BATCHING
 from numpyro_pdmp.process.samplers import Sampler
 
 
@@ -109,4 +110,20 @@ def check_simulation(record: str, max_grad: Any, target_violation: Any) -> None:
         raise ValueError(
             f"`target_violation` must be between 0 and 1, got {target_violation}; it "
             "is the share of proposed events that may exceed their envelope."
+        )
+
+
+def check_subsampling(batch: Any, batching: Any, control_variates: Any) -> None:
+    """Raise for unknown ways to subsample."""
+    if batch not in ("proposal", "event"):
+        raise ValueError(
+            f"`batch` must be 'proposal' (a fresh batch for every evaluation) or "
+            f"'event' (one until the next event), got {batch!r}."
+        )
+    if batching not in BATCHING:
+        raise ValueError(f"`batching` must be one of {BATCHING}, got {batching!r}.")
+    if control_variates not in ("auto", None, 1, 2):
+        raise ValueError(
+            f"`control_variates` must be 'auto', None, 1 or 2 (their order), got "
+            f"{control_variates!r}."
         )

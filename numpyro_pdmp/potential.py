@@ -34,6 +34,8 @@ class ModelFunctions(NamedTuple):
     constrain_fn: Callable  # as postprocess_fn, by transforms alone
     sites: list[str] | None  # names of the continuous latent sites, if a model
     shapes: dict[str, Any] | None  # shapes and dtypes of their unconstrained values
+    model: Callable | None = None  # the model, on a fixed batch if it subsamples
+    subsampled: Any = None  # SubsampledModel, if plates are subsampled
 
 
 def latent_sites(trace: dict[str, Any]) -> list[str]:

@@ -61,7 +61,7 @@ def _is_subsampled(site: dict) -> bool:
     return subsample_size is not None and subsample_size < size
 
 
-def _prototype_value(site: dict) -> Any:
+def prototype_value(site: dict) -> Any:
     """Values for a first look at a model; any rows will do."""
     if _is_subsampled(site):
         with jax.ensure_compile_time_eval():  # NumPy data cannot be indexed by tracers
@@ -132,7 +132,7 @@ class SubsampledModel:
         kwargs = {} if kwargs is None else kwargs
         # The prototype only yields supports and shapes, so its key does not matter.
         prototype = substitute(
-            seed(model, random.key(0)), substitute_fn=_prototype_value
+            seed(model, random.key(0)), substitute_fn=prototype_value
         )
         self._transforms, self._replay, self._enum, self._trace = _get_model_transforms(
             prototype, args, kwargs
@@ -148,21 +148,21 @@ class SubsampledModel:
         self.sites = latent_sites(self._trace)
         self._transforms = {name: self._transforms[name] for name in self.sites}
         values = {name: self._trace[name]["value"] for name in self.sites}
-        self._shapes = jax.eval_shape(
+        self.shapes = jax.eval_shape(
             partial(transform_fn, self._transforms, invert=True), values
         )
 
     def unravel(self, x: Array) -> dict[str, Array]:
         """Sites from a flat array."""
-        sizes = [self._shapes[name].size for name in sorted(self._shapes)]
+        sizes = [self.shapes[name].size for name in sorted(self.shapes)]
         if x.shape != (sum(sizes),):
             raise ValueError(
                 f"`z` has shape {x.shape}; give ({sum(sizes)},) or a dict of the sites "
-                f"{sorted(self._shapes)}."
+                f"{sorted(self.shapes)}."
             )
         parts = jnp.split(x, np.cumsum(sizes)[:-1])
-        named = zip(sorted(self._shapes), parts, strict=True)
-        return {name: part.reshape(self._shapes[name].shape) for name, part in named}
+        named = zip(sorted(self.shapes), parts, strict=True)
+        return {name: part.reshape(self.shapes[name].shape) for name, part in named}
 
     def _sites(self, z: Any) -> dict[str, Array]:
         if not isinstance(z, dict):

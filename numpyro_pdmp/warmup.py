@@ -25,6 +25,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from numpyro_pdmp.control_variates import ControlVariate
 from numpyro_pdmp.moments import (
     AnyScale,
     Moments,
@@ -61,6 +62,7 @@ class AdaptState(NamedTuple):
     draw_time: Array  # process time between draws
     bounce_rate: Array  # smoothed, per unit of process time
     moments: Moments
+    control: ControlVariate | None  # of a subsampled model
     averages: Array  # (3,) count, and sums of the logarithms of window and offset
     window_ends: Array  # draws after which the scale is renewed
     num_warmup: Array
@@ -132,6 +134,7 @@ def tune(
     scheme: EventTime,
     target_violation: float,
     moments: bool,
+    noisy: bool = False,
 ) -> AdaptState:
     """After every draw of warm-up.
 
@@ -143,6 +146,7 @@ def tune(
     :param scheme: event-time scheme.
     :param target_violation: share of proposals that may exceed the envelope.
     :param moments: whether the scale or the draw time are tuned.
+    :param noisy: whether rates are estimates.
     """
     stats = jax.tree.map(lambda a: jnp.sum(a, 0), draws.stats)
     dim = state.scale.center.size
@@ -155,6 +159,7 @@ def tune(
         jnp.sum(draws.elapsed),
         target_violation,
         dim,
+        noisy,
     )
     logs = jnp.log(jnp.stack([jnp.e + 0 * tuning.window, *tuning]))
     averages = state.averages + jnp.where(jnp.isfinite(logs), logs, 0)
@@ -227,13 +232,16 @@ def tune_envelope(
     elapsed: Array,
     target_violation: float,
     dim: int,
+    noisy: bool = False,
 ) -> tuple[Tuning, Array]:
     """Window and offset from the statistics of one draw.
 
     The offset climbs on violations and sinks slowly, so that a share
     ``target_violation`` of proposals exceeds the envelope. The window balances the
     evaluations at its ends against the rejections that its offset causes, and is not
-    much longer than the time between events, beyond which it would gain nothing.
+    much longer than the time between events, beyond which it would gain nothing. With
+    noisy rates most rejections are due to the noise, whatever the window: then it is
+    as long as that.
     """
     seen = elapsed > 0
     rate = stats.num_bounces / jnp.where(seen, elapsed, 1)
@@ -244,7 +252,9 @@ def tune_envelope(
         # Windows cost 1/w evaluations a unit of time and rejections, through the
         # curvature of the rate, about w^2: at the optimum half a rejection a window.
         ends = stats.num_grad - stats.num_proposals
-        window = window * jnp.exp(jnp.clip(0.03 * (0.5 * ends - rejections), -0.5, 0.5))
+        gain = 0.03 * (0.5 * ends - rejections)
+        gain = 0.03 * ends if noisy else gain
+        window = window * jnp.exp(jnp.clip(gain, -0.5, 0.5))
         limit = jnp.minimum(
             scheme.window_per_event / bounce_rate, sampler.longest_window(dim)
         )
@@ -253,6 +263,8 @@ def tune_envelope(
         surplus = stats.num_violations - target_violation * stats.num_proposals
         # In units of what is expected, for long draws must not be more violent.
         step = GAIN * surplus / (1 + target_violation * stats.num_proposals)
-        factor = jnp.exp(jnp.clip(step, -1, 2)) * (window / tuning.window) ** 2
+        factor = jnp.exp(jnp.clip(step, -1, 2))
+        if not noisy:  # curvature is all that lifts the rate above its line
+            factor = factor * (window / tuning.window) ** 2
         offset = (offset * factor).astype(offset.dtype)
     return Tuning(window, offset), bounce_rate

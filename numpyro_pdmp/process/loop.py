@@ -21,7 +21,7 @@ nested: under ``vmap`` every chain does useful work in every tick.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
@@ -40,7 +40,23 @@ NO_EVENT, BOUNCE, REFRESH, REVERSAL = range(4)
 #: bins of the acceptance ratio: twenty over 0..2 and one above
 RATIO_BINS = 21
 
-GradFn = Callable[[Array], Array]
+GradFn = Callable[..., Array]
+
+
+class BatchSource(NamedTuple):
+    """Where mini-batches of data come from; a batch is any pytree of arrays."""
+
+    num_words: int  # random words of 32 bits that a batch takes
+    start: Callable[[Array], Any]  # words -> state
+    next: Callable[[Any, Array], tuple[Any, Any]]  # state, words -> state, batch
+
+
+class Batches(NamedTuple):
+    """State of the batches of a path."""
+
+    state: Any
+    held: Any  # the batch in use until the next event, if it is held (else None)
+    used: Array  # () whether that one has had its event
 
 
 class Stats(NamedTuple):
@@ -126,6 +142,7 @@ class Path(NamedTuple):
     t_output: Array  # () next draw
     t_wall: Array  # () where the gradient was not finite (for WALL)
     event: Array  # () what the last tick did to the velocity
+    batches: Batches | None  # None on full data
     stats: Stats
 
 
@@ -155,6 +172,7 @@ def start_path(
     sampler: Sampler,
     t_refresh: ArrayLike,
     t_output: ArrayLike,
+    batches: Batches | None = None,
 ) -> Path:
     """A path at ``(z, v)`` about which nothing is known yet; no evaluation."""
     dtype, k = z.dtype, sampler.num_rates(z.size)
@@ -178,8 +196,37 @@ def start_path(
         t_output=jnp.asarray(t_output, dtype),
         t_wall=zero,
         event=jnp.full((), NO_EVENT),
+        batches=batches,
         stats=stats,
     )
+
+
+def start_batches(source: BatchSource, words: Array, hold: bool) -> Batches:
+    """Before the first tick.
+
+    :param source: where batches come from.
+    :param words: (2, ``source.num_words``) random words.
+    :param hold: whether a batch stays in use until the next event.
+    """
+    state, held = source.start(words[0]), None
+    if hold:
+        state, held = source.next(state, words[1])
+    return Batches(state, held, jnp.zeros((), bool))
+
+
+def next_batch(
+    source: BatchSource, batches: Batches, words: Array
+) -> tuple[Batches, Any]:
+    """The batch of a tick: a fresh one, or the one that is held until its event."""
+    state, batch = source.next(batches.state, words)
+    if batches.held is not None:
+        state, batch = jax.tree.map(
+            lambda new, old: jnp.where(batches.used, new, old),
+            (state, batch),
+            (batches.state, batches.held),
+        )
+        return Batches(state, batch, jnp.zeros((), bool)), batch
+    return batches._replace(state=state), batch
 
 
 def restart_path(path: Path, z: Array) -> Path:
@@ -213,26 +260,39 @@ def make_tick(
     scale: Scale,
     tuning: Tuning,
     refresh_rate: float | Array | None = None,
+    source: BatchSource | None = None,
 ) -> Callable[[Path], Path]:
     """The loop's body.
 
-    :param grad_fn: gradient of the potential in the sampled (unwhitened) variable.
+    :param grad_fn: gradient of the potential in the sampled (unwhitened) variable;
+        with a ``source``, an unbiased estimate of it, from the variable and a batch.
     :param sampler: flow, rates and jumps.
     :param scheme: event-time scheme.
     :param scale: whitening map.
     :param tuning: window and offset of the scheme.
     :param refresh_rate: overrides the sampler's.
+    :param source: of mini-batches: the batch that decides a proposal does its jump.
     :return: a function from :class:`Path` to :class:`Path`, one gradient evaluation.
     """
     refresh_rate = sampler.refresh_rate if refresh_rate is None else refresh_rate
 
-    def energy_gradient(z):
-        return sampler.energy_gradient(z, scale.gradient(grad_fn(scale.position(z))))
+    num_words = 0 if source is None else source.num_words
 
     def tick(path: Path) -> Path:
         d, k = path.z.size, path.rate.size
         # `noise` serves the jump or the refreshment: a tick has at most one of them.
-        rng_key, uniform = draw_uniform(path.rng_key, 4 + k + d, path.z.dtype)
+        rng_key, uniform, words = draw_uniform(
+            path.rng_key, 4 + k + d, path.z.dtype, num_words
+        )
+        batches, batch = path.batches, ()
+        if source is not None:
+            assert batches is not None
+            batches, *batch = next_batch(source, batches, words)
+
+        def energy_gradient(z):
+            gradient = grad_fn(scale.position(z), *batch)
+            return sampler.energy_gradient(z, scale.gradient(gradient))
+
         u_accept, u_refresh, u_which, u_offset = uniform[:4]
         e_arrival, noise = exponential(uniform[4 : 4 + k]), normal(uniform[4 + k :])
         new_refresh = sampler.refresh_time(u_refresh, refresh_rate)
@@ -383,6 +443,8 @@ def make_tick(
         stats = Stats(path.stats.counts + counts, path.stats.sums + sums)
         event = jnp.where(refreshes, REFRESH, NO_EVENT)
         event = jnp.where(accepted, BOUNCE, jnp.where(reverse, REVERSAL, event))
+        if batches is not None:
+            batches = batches._replace(used=event != NO_EVENT)
         return Path(
             rng_key=rng_key,
             z=z2,
@@ -401,6 +463,7 @@ def make_tick(
             t_output=path.t_output - path.t_from,
             t_wall=t_wall,
             event=event,
+            batches=batches,
             stats=stats,
         )
 

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 
-def draw_uniform(rng_key: Array, num: int, dtype: jnp.dtype) -> tuple[Array, Array]:
-    """A new key and ``num`` uniform variables in [0, 1) from one call.
+def draw_uniform(
+    rng_key: Array, num: int, dtype: jnp.dtype, num_words: int = 0
+) -> tuple[Array, Array, Array]:
+    """A new key, ``num`` uniform variables in [0, 1) and raw words from one call.
 
     Splitting a key and drawing from one half are two runs of the generator. Here one
     run yields a block of random words, of which the first make the new key; on small
@@ -19,19 +21,21 @@ def draw_uniform(rng_key: Array, num: int, dtype: jnp.dtype) -> tuple[Array, Arr
     :param rng_key: a typed or a raw key.
     :param num: how many.
     :param dtype: float32 or float64.
+    :param num_words: how many words of type uint32.
     """
     typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
     key_size = (random.key_data(rng_key) if typed else rng_key).size
     words = 1 if jnp.finfo(dtype).bits <= 32 else 2
-    bits = random.bits(rng_key, (key_size + words * num,), jnp.uint32)
-    new_key = bits[:key_size]
+    size = key_size + num_words + words * num
+    bits = random.bits(rng_key, (size,), jnp.uint32)
+    new_key, raw = bits[:key_size], bits[key_size : key_size + num_words]
     if typed:
         new_key = random.wrap_key_data(new_key, impl=random.key_impl(rng_key))
-    bits = bits[key_size:]
+    bits = bits[key_size + num_words :]
     if words == 1:
-        return new_key, (bits >> 9).astype(dtype) * 2.0**-23
+        return new_key, (bits >> 9).astype(dtype) * 2.0**-23, raw
     high, low = bits[:num].astype(jnp.uint64), bits[num:].astype(jnp.uint64)
-    return new_key, ((high << 32 | low) >> 11).astype(dtype) * 2.0**-53
+    return new_key, ((high << 32 | low) >> 11).astype(dtype) * 2.0**-53, raw
 
 
 def normal(uniform: Array) -> Array:
