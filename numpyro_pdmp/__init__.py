@@ -10,6 +10,7 @@ from numpyro_pdmp.find_map import MAP, find_map
 from numpyro_pdmp.inference_data import ALL_STATS, to_inference_data
 from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.process.events import (
+    Euler,
     ExactBound,
     Interpolation,
     PublishedInterpolation,
@@ -27,6 +28,7 @@ __all__ = [
     "BPS",
     "MAP",
     "Boomerang",
+    "Euler",
     "ExactBound",
     "Interpolation",
     "LowRankScale",

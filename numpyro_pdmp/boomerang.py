@@ -132,7 +132,10 @@ class Boomerang(PDMPKernel):
                 kwargs.get(k) is not None for k in ("inverse_mass_matrix", "center")
             ]
             fixed = kwargs.get("adapt_mass_matrix", True) is False and all(given)
-            kept = not kwargs.get("adapt_mass_matrix") and "reference" in kwargs
+            kept = (
+                not kwargs.get("adapt_mass_matrix")
+                and kwargs.get("reference") is not None
+            )
             if not (fixed or kept):
                 raise ValueError(
                     "`target='reference_prior'` makes the reference a part of the "

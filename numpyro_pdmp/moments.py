@@ -214,6 +214,10 @@ def _renew_low_rank(scale: LowRankScale, moments: Moments, n: Array) -> LowRankS
     y = jnp.where(present[:, None], (rows - moments.mean) / deviation, 0)
     _, singular, vectors = jnp.linalg.svd(y, full_matrices=False)
     values = singular**2 / jnp.maximum(valid, 1)
+    # Correlations have trace d: what the leading directions take, the others lack.
+    dim, rank = moments.mean.size, min(scale.stretch.size, len(values))
+    rest = jnp.maximum(dim - jnp.sum(values[:rank]), 0.05 * dim)
+    values = values * ((dim - rank) / rest if dim > rank else 1)
     values = spike_variances(values, moments.mean.size / jnp.maximum(valid / 3, 1))
     return low_rank_scale(
         center, (scale.factor * deviation) ** 2, values, vectors.T, scale.stretch.size
@@ -247,10 +251,13 @@ def low_rank_scale(
 
     :param center: (d,) centre.
     :param variance: (d,) marginal variances.
-    :param values: (k,) eigenvalues of the correlation matrix.
+    :param values: (k,) eigenvalues of the correlation matrix; if not all of them, in
+        units of the others.
     :param vectors: (d, k) its eigenvectors.
     :param rank: how many to keep: those farthest from 1, in logarithm.
     """
+    if len(values) == len(variance):
+        values = values / jnp.median(values)
     order = jnp.argsort(-jnp.abs(jnp.log(jnp.maximum(values, 1e-10))))[:rank]
     values = jnp.maximum(values[order], 1e-10)
     vectors = vectors[:, order]

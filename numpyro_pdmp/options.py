@@ -115,10 +115,11 @@ def check_simulation(record: str, max_grad: Any, target_violation: Any) -> None:
 
 def check_subsampling(batch: Any, batching: Any, control_variates: Any) -> None:
     """Raise for unknown ways to subsample."""
-    if batch not in ("proposal", "event"):
+    if batch not in ("proposal", "event", "euler"):
         raise ValueError(
-            f"`batch` must be 'proposal' (a fresh batch for every evaluation) or "
-            f"'event' (one until the next event), got {batch!r}."
+            "`batch` must be 'proposal' (a fresh batch for every evaluation), 'event' "
+            "(one until the next event) or 'euler' (one for every step), got "
+            f"{batch!r}."
         )
     if batching not in BATCHING:
         raise ValueError(f"`batching` must be one of {BATCHING}, got {batching!r}.")

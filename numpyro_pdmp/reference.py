@@ -175,6 +175,13 @@ def reference_scale(reference: Any, z: dict) -> Scale | LowRankScale:
     :param z: unconstrained sites of the model, for their names, shapes and dtype.
     :return: centre and factor, in the order of ``ravel_pytree(z)``.
     """
+    # Only shapes and dtypes of `z` matter, so this is done at once even under `jit`.
+    with jax.ensure_compile_time_eval():
+        z = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), z)
+        return _reference_scale(reference, z)
+
+
+def _reference_scale(reference: Any, z: dict) -> Scale | LowRankScale:
     x = ravel_pytree(z)[0]
     if isinstance(reference, (Scale, LowRankScale)):
         return _check_scale(reference, x)

@@ -138,9 +138,13 @@ def find_start_subsampled(
 
     mode = find_start(pilot, x, scale, mask)[0].center
 
+    def curvature_root(control):
+        assert control.hessian_full is not None
+        return dense_factor(control.hessian_full)
+
     def newton(_, x):
         control = control_variate(model, x, order=2)
-        root = dense_factor(control.hessian_full)
+        root = curvature_root(control)
         step = control.grad_full @ root
         # In whitened coordinates a good start is within a few units.
         step = step / jnp.maximum(1, jnp.linalg.norm(step) / (3 * x.size**0.5))
@@ -149,5 +153,4 @@ def find_start_subsampled(
 
     mode = lax.fori_loop(0, 2, newton, mode)
     control = control_variate(model, mode, order=2)
-    root = dense_factor(control.hessian_full)
-    return laplace_scale(mode, root, scale, mask), control
+    return laplace_scale(mode, curvature_root(control), scale, mask), control

@@ -45,8 +45,9 @@ DENSE_LIMIT = 256
 SETTLE, FINAL = 0.05, 0.2
 #: length of the first slow window, in draws
 FIRST_WINDOW = 50
-#: how far one violation raises the logarithm of the offset
-GAIN = 0.3
+#: how far one violation raises the logarithm of the offset, before the final phase
+#: and in it
+GAIN, FINAL_GAIN = 0.3, 0.1
 #: a tuned draw time makes successive draws of the slowest coordinate this correlated
 DRAW_CORRELATION = 0.5
 #: but no longer than this many gradients take, unless the first draw time does
@@ -160,6 +161,7 @@ def tune(
         target_violation,
         dim,
         noisy,
+        jnp.where(i >= state.window_ends[-1], FINAL_GAIN, GAIN),
     )
     logs = jnp.log(jnp.stack([jnp.e + 0 * tuning.window, *tuning]))
     averages = state.averages + jnp.where(jnp.isfinite(logs), logs, 0)
@@ -233,6 +235,7 @@ def tune_envelope(
     target_violation: float,
     dim: int,
     noisy: bool = False,
+    gain: float | Array = GAIN,
 ) -> tuple[Tuning, Array]:
     """Window and offset from the statistics of one draw.
 
@@ -252,9 +255,8 @@ def tune_envelope(
         # Windows cost 1/w evaluations a unit of time and rejections, through the
         # curvature of the rate, about w^2: at the optimum half a rejection a window.
         ends = stats.num_grad - stats.num_proposals
-        gain = 0.03 * (0.5 * ends - rejections)
-        gain = 0.03 * ends if noisy else gain
-        window = window * jnp.exp(jnp.clip(gain, -0.5, 0.5))
+        surplus = 0.5 * ends - (0 if noisy else rejections)
+        window = window * jnp.exp(jnp.clip(0.03 * surplus, -0.5, 0.5))
         limit = jnp.minimum(
             scheme.window_per_event / bounce_rate, sampler.longest_window(dim)
         )
@@ -262,7 +264,7 @@ def tune_envelope(
     if scheme.tunes_offset:
         surplus = stats.num_violations - target_violation * stats.num_proposals
         # In units of what is expected, for long draws must not be more violent.
-        step = GAIN * surplus / (1 + target_violation * stats.num_proposals)
+        step = gain * surplus / (1 + target_violation * stats.num_proposals)
         factor = jnp.exp(jnp.clip(step, -1, 2))
         if not noisy:  # curvature is all that lifts the rate above its line
             factor = factor * (window / tuning.window) ** 2

@@ -240,10 +240,9 @@ def delta():
     numpyro.sample("y", dist.Delta(1.0))
 
 
-def subsampled():
-    a = numpyro.sample("a", dist.Normal(0, 1))
+def latent_in_subsampled_plate():
     with numpyro.plate("data", 10, subsample_size=3):
-        numpyro.sample("y", dist.Normal(a, 1), obs=jnp.zeros(3))
+        numpyro.sample("a", dist.Normal(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +251,7 @@ def subsampled():
         (observed_only, ValueError, r"no continuous latent sites .*\['y'\]"),
         (discrete_only, ValueError, r"no continuous latent sites .*\['y'\]"),
         (delta, ValueError, "'y' has a delta distribution"),
-        (subsampled, NotImplementedError, "'data' has subsample_size=3 of 10"),
+        (latent_in_subsampled_plate, ValueError, "'a' is inside of plate 'data'"),
     ],
 )
 @pytest.mark.parametrize("kernel", KERNELS)

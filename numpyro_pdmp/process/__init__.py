@@ -5,6 +5,7 @@
 
 from numpyro_pdmp.process.events import (
     Envelope,
+    Euler,
     EventTime,
     ExactBound,
     Interpolation,
@@ -53,6 +54,7 @@ __all__ = [
     "BoomerangProcess",
     "BouncyParticle",
     "Envelope",
+    "Euler",
     "EventTime",
     "ExactBound",
     "Interpolation",

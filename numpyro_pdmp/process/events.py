@@ -70,6 +70,8 @@ class EventTime:
     window_per_event = 1.0
     #: warm-up may set the offset
     tunes_offset = False
+    #: rates stay as they are over a window, and need no envelope
+    frozen = False
     #: reject proposals whose ratio of rate to envelope exceeds this
     max_ratio = float("inf")
 
@@ -311,7 +313,30 @@ class ExactBound(EventTime):
         return old._replace(value=old.value + old.slope * known.last_time)
 
 
+@dataclass(frozen=True)
+class Euler(EventTime):
+    r"""Rates that stay as they are for a step: no envelope, one gradient a step.
+
+    For mini-batches whose rates cannot be bounded. Biased by :math:`O(\epsilon)` in the
+    step, more so with noisy gradients; see
+    :func:`~numpyro_pdmp.process.euler.make_euler_tick`.
+
+    :param step: length of a step in process time; default a twentieth of the time
+        between events on a Gaussian.
+    """
+
+    step: float | None = None
+    frozen = True
+
+    def __post_init__(self):
+        _validate(1.0, step=self.step)
+
+    def tuning(self, event_time, rate_size):
+        return Tuning(jnp.asarray(self.step or 0.05 * event_time), jnp.asarray(0.0))
+
+
 _SCHEMES: dict[str, type[EventTime]] = {
+    "euler": Euler,
     "interpolation": Interpolation,
     "published": PublishedInterpolation,
     "tangent": Tangent,

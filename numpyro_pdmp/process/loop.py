@@ -28,6 +28,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from numpyro_pdmp.process.euler import make_euler_tick
 from numpyro_pdmp.process.events import Envelope, EventTime, Known, Tuning
 from numpyro_pdmp.process.hazard import clamped_line, line_arrival
 from numpyro_pdmp.process.randomness import draw_uniform, exponential, normal
@@ -140,7 +141,7 @@ class Path(NamedTuple):
     v_from: Array  # (d,) velocity there
     t_from: Array  # () its duration
     t_output: Array  # () next draw
-    t_wall: Array  # () where the gradient was not finite (for WALL)
+    t_wall: Array  # () where the gradient was not finite; negative: just turned back
     event: Array  # () what the last tick did to the velocity
     batches: Batches | None  # None on full data
     stats: Stats
@@ -229,6 +230,16 @@ def next_batch(
     return batches._replace(state=state), batch
 
 
+def batch_arguments(
+    source: BatchSource | None, batches: Batches | None, words: Array
+) -> tuple[Batches | None, tuple]:
+    """The batch of a tick as arguments of the gradient: none on full data."""
+    if source is None or batches is None:
+        return None, ()
+    batches, batch = next_batch(source, batches, words)
+    return batches, (batch,)
+
+
 def restart_path(path: Path, z: Array) -> Path:
     """Go on from ``z``, in new coordinates or for a new target: nothing is known."""
     zero = jnp.zeros_like(path.t_next)
@@ -239,7 +250,7 @@ def restart_path(path: Path, z: Array) -> Path:
         z_from=z,
         v_from=path.v,
         t_from=zero,
-        t_output=path.t_output - path.t_from,
+        t_output=jnp.maximum(path.t_output - path.t_from, 0),
     )
 
 
@@ -275,6 +286,10 @@ def make_tick(
     :return: a function from :class:`Path` to :class:`Path`, one gradient evaluation.
     """
     refresh_rate = sampler.refresh_rate if refresh_rate is None else refresh_rate
+    if scheme.frozen:
+        return make_euler_tick(
+            grad_fn, sampler, scale, tuning.window, refresh_rate, source
+        )
 
     num_words = 0 if source is None else source.num_words
 
@@ -284,10 +299,7 @@ def make_tick(
         rng_key, uniform, words = draw_uniform(
             path.rng_key, 4 + k + d, path.z.dtype, num_words
         )
-        batches, batch = path.batches, ()
-        if source is not None:
-            assert batches is not None
-            batches, *batch = next_batch(source, batches, words)
+        batches, batch = batch_arguments(source, path.batches, words)
 
         def energy_gradient(z):
             gradient = grad_fn(scale.position(z), *batch)
@@ -341,7 +353,7 @@ def make_tick(
         # A non-finite look-ahead is tried again nearer by. A non-finite point on the
         # path means a wall before it: halve the way there, then go back.
         wall = kind == WALL
-        t_wall = jnp.where(wall & finite, path.t_wall - t_next, t_next)
+        t_wall = jnp.where(wall & finite, jnp.abs(path.t_wall) - t_next, t_next)
         near = t_wall < 0.01 * tuning.window
         give_up = (ahead & near) | (kind == START)
         reverse = (wall & near) | (~finite & give_up)
@@ -351,6 +363,11 @@ def make_tick(
             jnp.where(moved, new, old) for new, old in ((z1, z), (v2, v), (rate2, rate))
         )
         v2, rate2 = (jnp.where(reverse, -x, x) for x in (v2, rate2))
+        # In a corner both ways are blocked: only another direction leads out of it.
+        # The sign of t_wall tells that the path has not moved since it turned back.
+        blocked = path.t_wall < 0
+        v2 = jnp.where(reverse & blocked, sampler.velocity(noise), v2)
+        turned = reverse | (blocked & ~moved)
         t_refresh = jnp.where(refreshed_here, new_refresh, t_refresh - dt)
         t_refresh = jnp.maximum(t_refresh, 0)
         t_from = t_from + dt
@@ -414,6 +431,7 @@ def make_tick(
         next_kind = jnp.where(probe, WALL, next_kind)
         next_time = jnp.where(probe, 0.5 * t_wall, next_time)
 
+        tiny = jnp.finfo(path.z.dtype).tiny
         # Beyond rounding: an exact bound may be met with equality.
         tolerance = 1 + jnp.finfo(path.z.dtype).eps ** 0.5
         violated = proposal & (true > tolerance * bound)
@@ -461,7 +479,7 @@ def make_tick(
             v_from=path.v,
             t_from=t_from,
             t_output=path.t_output - path.t_from,
-            t_wall=t_wall,
+            t_wall=jnp.where(turned, -t_wall - tiny, t_wall),
             event=event,
             batches=batches,
             stats=stats,
