@@ -102,6 +102,18 @@ class Boomerang(PDMPKernel):
         such regions are entered, and draws there are flagged as ``diverging``.
     :param int max_grad: bound on the gradient evaluations of a draw. A draw that
         reaches it is cut off and flagged as ``diverging``.
+    :param str batch: for models with subsampled plates: ``"proposal"``, a fresh
+        mini-batch for every evaluation, which leaves the posterior of all data
+        invariant wherever the envelope holds; ``"event"``, one until the next event, as
+        in the paper's code, which does not (a warning gives the inflation); or
+        ``"euler"``, one for every step of :class:`~numpyro_pdmp.Euler`.
+    :param str batching: how rows are drawn: ``"without_replacement"``,
+        ``"with_replacement"``, ``"epoch"`` (every row once in a pass), or
+        ``"contiguous"`` (consecutive rows, for data in random order).
+    :param control_variates: order of the control variates of a subsampled model, 1 or
+        2, or None for none. ``"auto"`` is 1 if there is a point to expand around:
+        a ``reference`` or ``center``, or up to 256 dimensions the mode, found with a
+        few passes over all data.
 
     **Example**
 
