@@ -19,7 +19,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro.infer import MCMC
 from numpyro_pdmp import BPS, Boomerang, ExactBound, Interpolation, ZigZag
-from numpyro_pdmp.process import BouncyParticle
+from numpyro_pdmp.process import BoomerangProcess, BouncyParticle
 
 CHAINS, DRAWS = 32, 600
 #: bias that an approximate scheme is allowed beside Monte-Carlo error, of the sd;
@@ -112,6 +112,8 @@ def deviations(kernel, target):
 
 def check(errors, standard_errors, bias):
     for error, se in zip(errors, standard_errors, strict=True):
+        # A sampler that does not mix must not pass for want of resolution.
+        np.testing.assert_array_less(se, 0.1 if bias < LARGE else 0.2)
         # 5 standard errors, by Student's t with CHAINS - 1 degrees of freedom
         np.testing.assert_array_less(np.abs(error), 5.5 * se + bias)
 
@@ -184,10 +186,25 @@ class WrongScale(BouncyParticle):
         return 1.3 * gradient
 
 
-@pytest.mark.parametrize("broken", [WrongRates, WrongScale])
+class NoBounce(BouncyParticle):
+    """A sampler that goes straight on at events."""
+
+    def jump(self, z, v, gradient, index, noise):
+        return v
+
+
+class NoRefreshment(BoomerangProcess):
+    """A sampler that keeps its velocity at refreshments."""
+
+    def refresh(self, v, noise):
+        return v
+
+
+@pytest.mark.parametrize("broken", [WrongRates, WrongScale, NoBounce, NoRefreshment])
 def test_broken_samplers_are_noticed(broken):
     target = correlated()
-    kernel = BPS(potential_fn=target[0])
+    kernel = Boomerang if broken is NoRefreshment else BPS
+    kernel = kernel(potential_fn=target[0])
     kernel._sampler = broken()
     with pytest.raises(AssertionError):
         check(*deviations(kernel, target), SMALL)
