@@ -268,5 +268,6 @@ def tune_envelope(
         factor = jnp.exp(jnp.clip(step, -1, 2))
         if not noisy:  # curvature is all that lifts the rate above its line
             factor = factor * (window / tuning.window) ** 2
-        offset = (offset * factor).astype(offset.dtype)
+        # Where lines are exact it sinks for ever, but not so far that it is lost.
+        offset = jnp.maximum(offset * factor, 1e-8).astype(offset.dtype)
     return Tuning(window, offset), bounce_rate

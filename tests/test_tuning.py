@@ -542,3 +542,18 @@ def test_models_may_need_the_values_of_arrays():
 def test_bad_input(kernel, options, error, message):
     with pytest.raises(error, match=message):
         kernel(potential_fn=log_cosh, **options)
+
+
+def test_offset_that_is_not_needed_stays_small():
+    """Lines are exact here: the offset sinks as long as warm-up lasts."""
+    kernel = ZigZag(potential_fn=lambda x: 0.5 * x @ x, draw_time=1.0)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=1500,
+        num_samples=1,
+        num_chains=16,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), init_params=np.ones((16, 10)))
+    assert 0 < mcmc.last_state.adapt_state.tuning.offset < 1e-6
