@@ -7,11 +7,7 @@ from collections.abc import Callable
 import copy
 from dataclasses import fields
 from functools import partial
-import math
 from typing import Any, ClassVar
-import warnings
-
-import numpy as np
 
 import jax
 from jax import lax, random
@@ -20,23 +16,8 @@ import jax.numpy as jnp
 
 from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.util import find_stack_level, identity, is_prng_key, not_jax_tracer
-from numpyro_pdmp.control_variates import control_variate
-from numpyro_pdmp.descent import (
-    find_start,
-    find_start_large,
-    merge_modes,
-    typical_start,
-)
-from numpyro_pdmp.initialize import (
-    checked_energy,
-    given_params,
-    jit_arrays,
-    strategy_params,
-    uniform_params,
-)
-from numpyro_pdmp.metric import initial_scale, mass_mask
-from numpyro_pdmp.moments import MAX_ROWS, zero_moments
+from numpyro.util import identity, is_prng_key
+from numpyro_pdmp.metric import mass_mask
 from numpyro_pdmp.options import (
     check_metric,
     check_refreshment,
@@ -55,38 +36,23 @@ from numpyro_pdmp.process.loop import (
     read_output,
     reset_stats,
     restart_path,
-    start_batches,
-    start_path,
 )
-from numpyro_pdmp.process.randomness import normal
 from numpyro_pdmp.process.samplers import Sampler
-from numpyro_pdmp.process.scale import LowRankScale
-from numpyro_pdmp.reference import reference_scale
-from numpyro_pdmp.state import PDMPState
-from numpyro_pdmp.subsample import as_jax_rows
-from numpyro_pdmp.target import find_start_subsampled, make_target, target_functions
+from numpyro_pdmp.start import StartMixin, first_chain
+from numpyro_pdmp.target import make_target, target_functions
 from numpyro_pdmp.warmup import (
     DENSE_LIMIT,
-    AdaptState,
     draw_moments,
     renew,
     stretch_sums,
     tune,
-    window_ends,
 )
 
 #: bound on the gradients of one draw while the scale may still be wrong
 WARMUP_MAX_GRAD = 100
 
-EVENT_BATCH = (
-    "`batch='event'` keeps a mini-batch until the next event, as in the paper's code. "
-    "The draws are not from the posterior: on the mean of a Gaussian without control "
-    "variates the variance of BPS is 1.45 sqrt(N/m) times too large, for N rows in "
-    "batches of m. Use `batch='proposal'`."
-)
 
-
-class PDMPKernel(MCMCKernel):
+class PDMPKernel(StartMixin, MCMCKernel):
     """Base of the kernels; a subclass says which process it simulates.
 
     See :class:`~numpyro_pdmp.Boomerang` for the arguments. Options are all a kernel
@@ -242,198 +208,6 @@ class PDMPKernel(MCMCKernel):
             self._hard_walls,
         )
 
-    # Start
-
-    def init(
-        self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
-    ):
-        kwargs = {} if model_kwargs is None else model_kwargs
-        single = is_prng_key(rng_key)
-        vmap = identity if single else jax.vmap
-        keys = vmap(lambda key: tuple(random.split(key)))(rng_key)
-        functions = self._functions(model_args, kwargs)  # clear errors before all else
-        if functions.subsampled is not None:
-            sizes = {size for size, _ in functions.subsampled.plates.values()}
-            model_args, kwargs = as_jax_rows((model_args, kwargs), sizes)
-            if self._batch == "event":
-                warnings.warn(EVENT_BATCH, stacklevel=find_stack_level())
-        z_energy = given_params(
-            keys[1],
-            functions,
-            self._model,
-            init_params,
-            model_args,
-            kwargs,
-            vmap,
-            self._gradient(functions.potential_fn),
-        )
-        new_params = partial(
-            strategy_params,
-            keys[1],
-            functions.model or self._model,
-            self._init_strategy,
-            self._forward_mode_differentiation,
-            vmap,
-        )
-
-        sites = functions.shapes
-        if z_energy is not None:
-            sites = z_energy[0] if single else _first(z_energy[0])
-        leaves = [
-            jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in jax.tree.leaves(sites)
-        ]
-        dim = sum(math.prod(leaf.shape) for leaf in leaves)
-        dtype = jnp.result_type(*(leaf.dtype for leaf in leaves))
-        # Not with the rest: the generator is slow to compile, and JAX keeps this one.
-        noise = vmap(lambda key: random.fold_in(key, 0))(keys[0])
-        uniform = vmap(lambda key: random.uniform(key, (2 * dim + 1,), dtype))(noise)
-        source = self._target(functions, identity, None).source
-        words = None
-        if source is not None:
-            shape = (2, source.num_words)
-            words = vmap(lambda key: random.bits(key, shape, jnp.uint32))(noise)
-        first, concrete = None, not_jax_tracer(keys[0])
-        if z_energy is None:
-            first = uniform_params(keys[1], functions, self._init_strategy, vmap)
-
-        def init_chains(keys, random_numbers, first, z_energy, model_args, kwargs):
-            if z_energy is None:
-                z_energy = self._first_params(
-                    first, concrete, new_params, vmap, model_args, kwargs
-                )
-            z, energy = z_energy
-            if init_params is None and self._reference is not None:
-                z, energy = self._reference_start(z, vmap, model_args, kwargs)
-            init_state = partial(self._init_state, source, num_warmup)
-            state = vmap(init_state)(keys[0], random_numbers, z, energy)
-            shared = not single and self._cross_chain_adapt
-            functions = self._functions(model_args, kwargs)
-            one = z if single else _first(z)
-            if functions.subsampled is not None:
-                state = self._start_subsampled(state, functions, single, num_warmup)
-            elif num_warmup > 0 and self._descends(one):
-                unravel = ravel_pytree(one)[1]
-                potential_fn = self._target(functions, unravel, None).energy
-                start = partial(self._start, potential_fn=potential_fn)
-                if single:
-                    state = start(state)[0]
-                else:
-                    state = self._start_all(start, state, shared)
-            elif shared:
-                state = state._replace(adapt_state=_first(state.adapt_state))
-            return state, energy
-
-        # Compiled as one, since dispatching the many small operations takes longer; and
-        # quickly, since it runs once.
-        options = None
-        if concrete and jax.default_backend() == "cpu":
-            options = {"xla_backend_optimization_level": 0}
-        compiled, numbers = jit_arrays(init_chains, options), (uniform, words)
-        state, energy = compiled(keys, numbers, first, z_energy, model_args, kwargs)
-        if concrete and first is not None and not jnp.all(jnp.isfinite(energy)):
-            # The first guess is not valid: search, as NumPyro does.
-            state, energy = compiled(keys, numbers, None, z_energy, model_args, kwargs)
-        if concrete and not jnp.all(jnp.isfinite(energy)):
-            if self._reference is not None:
-                raise ValueError(
-                    f"`reference`: the potential energy at its centre is {energy}; "
-                    "start elsewhere with `init_params`, or give another reference."
-                )
-            # Not compiled, NumPyro explains which site is at fault.
-            new_params(model_args, kwargs)
-        return state
-
-    def _first_params(self, first, concrete, new_params, vmap, model_args, kwargs):
-        """The first guess, whose energy is NaN if it is not valid; or a search."""
-        if first is None:
-            return new_params(model_args, kwargs)
-        fn = self._functions(model_args, kwargs).potential_fn
-        energy = vmap(partial(checked_energy, fn, self._gradient(fn)))(first)
-        if concrete:  # then it can be looked at
-            return first, energy
-
-        def choose(energy, first, searched):
-            valid = jnp.isfinite(energy)
-            return jax.tree.map(lambda a, b: jnp.where(valid, a, b), first, searched)
-
-        return vmap(choose)(energy, (first, energy), new_params(model_args, kwargs))
-
-    def _reference_start(self, z, vmap, model_args, kwargs):
-        """All chains at the centre of the reference."""
-        potential_fn = self._functions(model_args, kwargs).potential_fn
-
-        def at_center(z):
-            return ravel_pytree(z)[1](reference_scale(self._reference, z).center)
-
-        z = vmap(at_center)(z)
-        return z, vmap(potential_fn)(z)
-
-    def _init_state(self, source, num_warmup, rng_key, random_numbers, z, energy):
-        uniform, words = random_numbers
-        sampler, scheme = self._sampler, self._scheme
-        x = ravel_pytree(z)[0]
-        dim, dtype = x.size, x.dtype
-        scale = self._initial_scale(z)
-        tuning = scheme.tuning(sampler.event_time(dim), sampler.rate_size(dim))
-        ends = window_ends(num_warmup)
-        rows = 0
-        if isinstance(scale, LowRankScale):
-            rows = min(MAX_ROWS, max(int(np.diff(ends).max()), 1))
-        adapt_state = AdaptState(
-            scale=scale,
-            tuning=jax.tree.map(lambda a: a.astype(dtype), tuning),
-            refresh_rate=jnp.asarray(sampler.refresh_rate, dtype),
-            draw_time=jnp.asarray(self._draw_time, dtype),
-            bounce_rate=jnp.asarray(1 / sampler.event_time(dim), dtype),
-            moments=zero_moments(scale, rows),
-            averages=jnp.zeros(3, dtype),
-            control=None,
-            window_ends=jnp.asarray(ends, int),
-            num_warmup=jnp.asarray(num_warmup),
-        )
-        hold = self._batch == "event"
-        path = start_path(
-            rng_key,
-            scale.whiten(x),
-            sampler.velocity(normal(uniform[1 : dim + 1])),
-            sampler,
-            sampler.refresh_time(uniform[0], sampler.refresh_rate),
-            self._draw_time,
-            None if source is None else start_batches(source, words, hold),
-        )
-        zero, count = jnp.zeros((), dtype), jnp.zeros((), int)
-        energy = energy if self._potential_energy else jnp.nan
-        return PDMPState(
-            i=count,
-            z=z,
-            potential_energy=jnp.asarray(energy, dtype),
-            num_grad=count,
-            num_bounces=count,
-            num_refreshments=count,
-            num_proposals=count,
-            num_violations=count,
-            accept_prob=zero + 1,
-            excess=zero,
-            diverging=jnp.zeros((), bool),
-            adapt_state=adapt_state,
-            path=path,
-            whitened=normal(uniform[dim + 1 :]),  # until the first draw: noise
-            totals=path.stats,
-            rng_key=rng_key,
-        )
-
-    def _initial_scale(self, z):
-        dense = self._dense(ravel_pytree(z)[0].size)
-        if self._reference is not None:
-            return reference_scale(self._reference, z)
-        scale = initial_scale(z, self._inverse_mass_matrix, self._center, dense)
-        if self._low_rank is None:
-            return scale
-        dim, dtype = scale.center.size, scale.center.dtype
-        rank = min(self._low_rank, dim)
-        vectors, stretch = jnp.zeros((dim, rank), dtype), jnp.ones(rank, dtype)
-        return LowRankScale(scale.center, scale.factor, vectors, stretch)
-
     def _dense(self, dim):
         """``dense_mass`` with its default filled in: True, False or blocks."""
         if self._dense_mass is None:
@@ -454,7 +228,7 @@ class PDMPKernel(MCMCKernel):
         :return: the next state.
         """
         single = is_prng_key(state.rng_key)
-        one = state.z if single else _first(state.z)
+        one = state.z if single else first_chain(state.z)
         functions = self._functions(model_args, model_kwargs)
         unravel = ravel_pytree(one)[1]
         last, adapt_state = state.whitened, state.adapt_state
@@ -552,97 +326,12 @@ class PDMPKernel(MCMCKernel):
 
     # Warm-up
 
-    def _descends(self, z):
-        """Whether warm-up begins with a descent."""
-        options = (self._reference, self._inverse_mass_matrix, self._center)
-        given = any(option is not None for option in options)
-        # In many dimensions it is by reverse mode.
-        small = ravel_pytree(z)[0].size <= DENSE_LIMIT
-        possible = small or not self._forward_mode_differentiation
-        return self._adapt_mass_matrix and not given and possible
-
-    def _start(self, state, potential_fn, num_chains=1):
-        """Begin near a mode, with the curvature there as the first metric."""
-        x, old = ravel_pytree(state.z)[0], state.adapt_state.scale
-        if x.size <= DENSE_LIMIT:
-            gradient = self._gradient(potential_fn)
-            mask = self._mask(state.z)
-            scale, log_mass = find_start(
-                potential_fn, x, old, mask, gradient, num_chains
-            )
-        else:
-            scale, log_mass = find_start_large(potential_fn, x, old)
-        start = typical_start(potential_fn, scale, state.whitened)
-        path = restart_path(state.path, scale.whiten(start))
-        adapt_state = state.adapt_state._replace(scale=scale)
-        return state._replace(adapt_state=adapt_state, path=path), (log_mass, start)
-
-    def _start_subsampled(self, state, functions, single, num_warmup):
-        """Start, metric and control variate of a subsampled model."""
-        chain = state if single else _first(state)
-        x, unravel = ravel_pytree(chain.z)
-        scale, control = chain.adapt_state.scale, None
-        order, auto = self._control_variates, self._control_variates == "auto"
-        fixed = (self._reference, self._center)
-        given = any(option is not None for option in fixed)
-        if num_warmup > 0 and self._descends(chain.z) and x.size <= DENSE_LIMIT:
-            mask = self._mask(chain.z)
-            scale, control = find_start_subsampled(functions, unravel, x, scale, mask)
-            if order in (None, 1) or auto:
-                control = control._replace(hessian_full=None)
-        elif order is not None and (given or not auto):
-            if not given:
-                raise ValueError(
-                    f"`control_variates={order}` needs a point to expand around: give "
-                    "`reference` or `center` (see `find_map`), or adapt the metric."
-                )
-            num = 1 if auto else int(order)
-            control = control_variate(functions.subsampled, scale.center, num)
-        control = None if order is None else control
-        adapt_state = chain.adapt_state._replace(scale=scale, control=control)
-
-        def start(state):
-            noise = state.whitened
-            x = typical_start(
-                lambda x: functions.potential_fn(unravel(x)), scale, noise
-            )
-            path = restart_path(state.path, scale.whiten(x))
-            return state._replace(path=path)
-
-        if control is not None and not given:
-            state = start(state) if single else lax.map(start, state)
-        else:
-            old = chain.adapt_state.scale
-            move = lambda p: restart_path(p, scale.whiten(old.position(p.z)))  # noqa: E731
-            path = move(state.path) if single else jax.vmap(move)(state.path)
-            state = state._replace(path=path)
-        if not single and not self._cross_chain_adapt:
-            num = state.i.size
-            adapt_state = jax.tree.map(
-                lambda a: jnp.broadcast_to(a, (num, *a.shape)), adapt_state
-            )
-        return state._replace(adapt_state=adapt_state)
-
-    def _start_all(self, start, state, shared):
-        """Begin near modes, in coordinates for all if chains share those."""
-        # One after the other: XLA's CPU thread pool can deadlock on large batches of
-        # the factorisations that some models contain.
-        num_chains = state.i.size if shared else 1
-        start = partial(start, num_chains=num_chains)
-        state, (log_mass, starts) = lax.map(start, state)
-        if not shared:
-            return state
-        scale, starts = merge_modes(state.adapt_state.scale, log_mass, starts)
-        adapt_state = _first(state.adapt_state)._replace(scale=scale)
-        path = jax.vmap(restart_path)(state.path, jax.vmap(scale.whiten)(starts))
-        return state._replace(adapt_state=adapt_state, path=path)
-
     def _adapt(self, state, adapt_state, draw, last, single):
         """What warm-up changes after a draw: the adaptation, and the path with it."""
         # All chains are at the same draw: warm-up work is skipped for all at once.
         i = jnp.ravel(state.i)[0]
         path, shared = state.path, not single and self._cross_chain_adapt
-        one = adapt_state if single or shared else _first(adapt_state)
+        one = adapt_state if single or shared else first_chain(adapt_state)
         num_warmup, ends = one.num_warmup, one.window_ends
         renews = self._adapt_mass_matrix or self._tunes_draw_time
         tuned = self._for_groups(
@@ -671,7 +360,7 @@ class PDMPKernel(MCMCKernel):
                     base_draw_time=self._draw_time,
                     adapt_scale=self._adapt_mass_matrix,
                     adapt_draw_time=self._tunes_draw_time,
-                    mask=self._mask(state.z if single else _first(state.z)),
+                    mask=self._mask(state.z if single else first_chain(state.z)),
                     refreshes=self._sampler.refresh_rate > 0,
                 ),
                 single,
@@ -723,8 +412,3 @@ class PDMPKernel(MCMCKernel):
         kernel = copy.copy(self)
         kernel._model = wrapper(self._model)
         return kernel
-
-
-def _first(tree):
-    """The first chain's part."""
-    return jax.tree.map(lambda a: a[0], tree)
