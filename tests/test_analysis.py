@@ -248,7 +248,7 @@ def constant_entries():
 
 def test_constant_entries_are_no_fault():
     kernel = BPS(constant_entries)
-    mcmc = MCMC(kernel, num_warmup=100, num_samples=2000, progress_bar=False)
+    mcmc = MCMC(kernel, num_warmup=1000, num_samples=2000, progress_bar=False)
     mcmc.run(random.key(0))
     report = check(mcmc)
     assert np.isfinite(report.max_r_hat) and np.isfinite(report.min_ess)
