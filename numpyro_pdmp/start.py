@@ -116,6 +116,8 @@ class StartMixin:
         words = None
         if source is not None:
             shape = (2, source.num_words)
+            # Of another key: words and uniforms of the same one would be the same.
+            noise = vmap(lambda key: random.fold_in(key, 1))(keys[0])
             words = vmap(lambda key: random.bits(key, shape, jnp.uint32))(noise)
         first, concrete = None, not_jax_tracer(keys[0])
         if z_energy is None:
@@ -292,7 +294,8 @@ class StartMixin:
         order, auto = self._control_variates, self._control_variates == "auto"
         fixed = (self._reference, self._center)
         given = any(option is not None for option in fixed)
-        if num_warmup > 0 and self._descends(chain.z) and x.size <= DENSE_LIMIT:
+        descends = num_warmup > 0 and self._descends(chain.z) and x.size <= DENSE_LIMIT
+        if descends:
             mask = self._mask(chain.z)
             scale, control = find_start_subsampled(functions, unravel, x, scale, mask)
             if order in (None, 1) or auto:
@@ -309,20 +312,14 @@ class StartMixin:
         adapt_state = chain.adapt_state._replace(scale=scale, control=control)
 
         def start(state):
-            noise = state.whitened
-            x = typical_start(
-                lambda x: functions.potential_fn(unravel(x)), scale, noise
-            )
-            path = restart_path(state.path, scale.whiten(x))
-            return state._replace(path=path)
+            def pilot(x):
+                return functions.potential_fn(unravel(x))
 
-        if control is not None and not given:
+            x = typical_start(pilot, scale, state.whitened)
+            return state._replace(path=restart_path(state.path, scale.whiten(x)))
+
+        if descends:  # else the scale is the one that the path is in already
             state = start(state) if single else lax.map(start, state)
-        else:
-            old = chain.adapt_state.scale
-            move = lambda p: restart_path(p, scale.whiten(old.position(p.z)))  # noqa: E731
-            path = move(state.path) if single else jax.vmap(move)(state.path)
-            state = state._replace(path=path)
         if not single and not self._cross_chain_adapt:
             num = state.i.size
             adapt_state = jax.tree.map(

@@ -131,6 +131,16 @@ def test_given_reference_is_the_point_to_expand_around():
     assert np.abs((draws.mean(0) - mode) / deviation).max() < 0.15
 
 
+@pytest.mark.parametrize("control_variates", [None, 1])
+def test_chains_start_where_the_posterior_is(control_variates):
+    """Not where the initialization strategy would: some 60 sd away."""
+    x, y, *_ = logistic_data()
+    kernel = Boomerang(logistic, control_variates=control_variates)
+    keys = random.split(random.key(0), 4)
+    state = kernel.init(keys, 500, None, (x, y, 100), {})
+    assert np.abs(state.path.z).max() < 5
+
+
 def test_control_variates_need_a_point():
     x, y, *_ = logistic_data()
     kernel = BPS(logistic, control_variates=1, adapt_mass_matrix=False)
