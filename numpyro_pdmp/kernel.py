@@ -29,10 +29,12 @@ from numpyro_pdmp.options import (
 from numpyro_pdmp.potential import ModelFunctions, gradient_fn
 from numpyro_pdmp.process.events import EventTime, event_time_scheme
 from numpyro_pdmp.process.loop import (
+    make_tick,
+)
+from numpyro_pdmp.process.path import (
     NO_EVENT,
     continue_from_output,
     has_output,
-    make_tick,
     read_output,
     reset_stats,
     restart_path,

@@ -32,9 +32,11 @@ from numpyro_pdmp.initialize import (
 )
 from numpyro_pdmp.metric import initial_scale
 from numpyro_pdmp.moments import MAX_ROWS, zero_moments
-from numpyro_pdmp.process.loop import (
-    restart_path,
+from numpyro_pdmp.process.batches import (
     start_batches,
+)
+from numpyro_pdmp.process.path import (
+    restart_path,
     start_path,
 )
 from numpyro_pdmp.process.randomness import normal

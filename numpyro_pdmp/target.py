@@ -23,7 +23,9 @@ from numpyro_pdmp.descent import find_start, laplace_scale
 from numpyro_pdmp.hessian import dense_factor
 from numpyro_pdmp.moments import AnyScale
 from numpyro_pdmp.potential import ModelFunctions, gradient_fn, model_functions
-from numpyro_pdmp.process.loop import BatchSource
+from numpyro_pdmp.process.batches import (
+    BatchSource,
+)
 from numpyro_pdmp.subsample import (
     SubsampledModel,
     prototype_value,

@@ -35,7 +35,10 @@ from numpyro_pdmp.moments import (
     zero_moments,
 )
 from numpyro_pdmp.process.events import EventTime, Tuning
-from numpyro_pdmp.process.loop import Path, Stats
+from numpyro_pdmp.process.path import (
+    Path,
+    Stats,
+)
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import LowRankScale
 

@@ -34,7 +34,9 @@ from numpyro_pdmp.moments import (
     update_moments,
     zero_moments,
 )
-from numpyro_pdmp.process.loop import start_path
+from numpyro_pdmp.process.path import (
+    start_path,
+)
 from numpyro_pdmp.process.samplers import BouncyParticle
 from numpyro_pdmp.warmup import draw_moments, stretch_sums
 

@@ -17,6 +17,9 @@ from numpyro_pdmp.process.events import (
 )
 from numpyro_pdmp.process.hazard import line_arrival
 from numpyro_pdmp.process.loop import (
+    make_tick,
+)
+from numpyro_pdmp.process.path import (
     AHEAD,
     BOUNCE,
     END,
@@ -28,7 +31,6 @@ from numpyro_pdmp.process.loop import (
     START,
     Path,
     Stats,
-    make_tick,
     start_path,
 )
 from numpyro_pdmp.process.samplers import (

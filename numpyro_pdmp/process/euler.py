@@ -9,6 +9,16 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from numpyro_pdmp.process.batches import BatchSource, batch_arguments
+from numpyro_pdmp.process.path import (
+    BOUNCE,
+    NO_EVENT,
+    RATIO_BINS,
+    REFRESH,
+    REVERSAL,
+    Path,
+    Stats,
+)
 from numpyro_pdmp.process.randomness import draw_uniform, exponential, normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
@@ -20,8 +30,8 @@ def make_euler_tick(
     scale: Scale,
     step: Array,
     refresh_rate: float | Array,
-    source=None,
-) -> Callable:
+    source: BatchSource | None = None,
+) -> Callable[[Path], Path]:
     r"""The loop's body with rates that stay as they are for a step.
 
     Stochastic-gradient PDMP (Fearnhead, Grazzi, Nemeth, Roberts 2024): one gradient at
@@ -37,17 +47,14 @@ def make_euler_tick(
     :param refresh_rate: refreshments per unit of process time.
     :param source: of mini-batches; a step has a batch of its own.
     """
-    # A cycle otherwise: the loop chooses between its own tick and this one.
-    from numpyro_pdmp.process import loop
-
     num_words = 0 if source is None else source.num_words
 
-    def tick(path):
+    def tick(path: Path) -> Path:
         d, k = path.z.size, path.rate.size
         rng_key, uniform, words = draw_uniform(
             path.rng_key, 1 + k + d, path.z.dtype, num_words
         )
-        batches, batch = loop.batch_arguments(source, path.batches, words)
+        batches, batch = batch_arguments(source, path.batches, words)
         gradient = grad_fn(scale.position(path.z), *batch)
         gradient = sampler.energy_gradient(path.z, scale.gradient(gradient))
         rate = sampler.rates(path.z, path.v, gradient)
@@ -69,14 +76,14 @@ def make_euler_tick(
 
         counted = [1, bounces, refreshes, bounces, 0, finite & ~bounces, ~finite]
         counts = jnp.stack([jnp.asarray(c).astype(int) for c in counted])
-        counts = jnp.pad(counts, (0, loop.RATIO_BINS))
+        counts = jnp.pad(counts, (0, RATIO_BINS))
         sums = jnp.stack([bounces, jnp.zeros((), bool)]).astype(path.z.dtype)
-        event = jnp.where(refreshes, loop.REFRESH, loop.NO_EVENT)
-        event = jnp.where(bounces, loop.BOUNCE, event)
-        event = jnp.where(finite, event, loop.REVERSAL)
+        event = jnp.where(refreshes, REFRESH, NO_EVENT)
+        event = jnp.where(bounces, BOUNCE, event)
+        event = jnp.where(finite, event, REVERSAL)
         if batches is not None:
-            batches = batches._replace(used=event != loop.NO_EVENT)
-        stats = jax.tree.map(jnp.add, path.stats, loop.Stats(counts, sums))
+            batches = batches._replace(used=event != NO_EVENT)
+        stats = jax.tree.map(jnp.add, path.stats, Stats(counts, sums))
         return path._replace(
             rng_key=rng_key,
             z=z,

@@ -21,247 +21,35 @@ nested: under ``vmap`` every chain does useful work in every tick.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
+from numpyro_pdmp.process.batches import BatchSource, batch_arguments
 from numpyro_pdmp.process.euler import make_euler_tick
-from numpyro_pdmp.process.events import Envelope, EventTime, Known, Tuning
+from numpyro_pdmp.process.events import EventTime, Known, Tuning
 from numpyro_pdmp.process.hazard import clamped_line, line_arrival
+from numpyro_pdmp.process.path import (
+    AHEAD,
+    BOUNCE,
+    END,
+    KNOWN_END,
+    NO_EVENT,
+    PROPOSAL,
+    RATIO_BINS,
+    REFRESH,
+    REVERSAL,
+    START,
+    WALL,
+    Path,
+    Stats,
+)
 from numpyro_pdmp.process.randomness import draw_uniform, exponential, normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
 
-START, AHEAD, PROPOSAL, END, KNOWN_END, WALL = range(6)
-NO_EVENT, BOUNCE, REFRESH, REVERSAL = range(4)
-
-#: bins of the acceptance ratio: twenty over 0..2 and one above
-RATIO_BINS = 21
-
 GradFn = Callable[..., Array]
-
-
-class BatchSource(NamedTuple):
-    """Where mini-batches of data come from; a batch is any pytree of arrays."""
-
-    num_words: int  # random words of 32 bits that a batch takes
-    start: Callable[[Array], Any]  # words -> state
-    next: Callable[[Any, Array], tuple[Any, Any]]  # state, words -> state, batch
-
-
-class Batches(NamedTuple):
-    """State of the batches of a path."""
-
-    state: Any
-    held: Any  # the batch in use until the next event, if it is held (else None)
-    used: Array  # () whether that one has had its event
-
-
-class Stats(NamedTuple):
-    """Counts since the last :func:`reset_stats`.
-
-    Kept in two arrays, since on CPU every array of the loop's state costs time.
-    """
-
-    counts: Array  # (7 + RATIO_BINS,)
-    sums: Array  # (2,)
-
-    @property
-    def num_grad(self) -> Array:
-        """Gradient evaluations; a Hessian-vector product counts as one more."""
-        return self.counts[..., 0]
-
-    @property
-    def num_bounces(self) -> Array:
-        """Accepted proposals."""
-        return self.counts[..., 1]
-
-    @property
-    def num_refreshments(self) -> Array:
-        """Refreshments of the velocity."""
-        return self.counts[..., 2]
-
-    @property
-    def num_proposals(self) -> Array:
-        """Proposed event times."""
-        return self.counts[..., 3]
-
-    @property
-    def num_violations(self) -> Array:
-        """Proposals with a rate above the envelope."""
-        return self.counts[..., 4]
-
-    @property
-    def num_horizons(self) -> Array:
-        """Envelopes that ended without a proposal."""
-        return self.counts[..., 5]
-
-    @property
-    def num_nonfinite(self) -> Array:
-        """Evaluations that were not finite."""
-        return self.counts[..., 6]
-
-    @property
-    def ratio_histogram(self) -> Array:
-        """Counts of rate / envelope in ``RATIO_BINS`` bins."""
-        return self.counts[..., 7:]
-
-    @property
-    def sum_ratio(self) -> Array:
-        """Sum of min(1, rate / envelope) over proposals."""
-        return self.sums[..., 0]
-
-    @property
-    def sum_excess(self) -> Array:
-        """Sum of rate / envelope - 1 over violations."""
-        return self.sums[..., 1]
-
-
-class Path(NamedTuple):
-    """State of a simulated path; times are measured from the anchor.
-
-    Except for ``t_output``: that is measured from the start of the last stretch.
-    """
-
-    rng_key: Array
-    z: Array  # (d,) anchor
-    v: Array  # (d,) velocity there
-    rate: Array  # (k,) signed rates there
-    envelope: Envelope
-    ahead_rate: Array  # (k,) signed rates at the look-ahead point
-    ahead_grad: Array  # (d,) gradient there
-    kind: Array  # () what waits at t_next
-    t_next: Array  # ()
-    which: Array  # () index of the rate that proposes
-    t_refresh: Array  # () next refreshment
-    z_from: Array  # (d,) start of the last stretch, which ended at the anchor
-    v_from: Array  # (d,) velocity there
-    t_from: Array  # () its duration
-    t_output: Array  # () next draw
-    t_wall: Array  # () where the gradient was not finite; negative: just turned back
-    event: Array  # () what the last tick did to the velocity
-    batches: Batches | None  # None on full data
-    stats: Stats
-
-
-def reset_stats(path: Path) -> Path:
-    """Set all counts to zero."""
-    return path._replace(stats=jax.tree.map(jnp.zeros_like, path.stats))
-
-
-def has_output(path: Path) -> Array:
-    """Whether the next draw lies on the last stretch."""
-    return path.t_output <= path.t_from
-
-
-def read_output(
-    path: Path, sampler: Sampler, draw_time: ArrayLike
-) -> tuple[Path, Array]:
-    """The next draw, or the anchor where that is not settled; and wait for another."""
-    time = jnp.minimum(path.t_output, path.t_from)
-    z, _ = sampler.flow(path.z_from, path.v_from, time)
-    return path._replace(t_output=time + jnp.asarray(draw_time, time.dtype)), z
-
-
-def start_path(
-    rng_key: Array,
-    z: Array,
-    v: Array,
-    sampler: Sampler,
-    t_refresh: ArrayLike,
-    t_output: ArrayLike,
-    batches: Batches | None = None,
-) -> Path:
-    """A path at ``(z, v)`` about which nothing is known yet; no evaluation."""
-    dtype, k = z.dtype, sampler.num_rates(z.size)
-    zero, zeros, count = jnp.zeros((), dtype), jnp.zeros(k, dtype), jnp.zeros((), int)
-    stats = Stats(jnp.zeros(7 + RATIO_BINS, int), jnp.zeros(2, dtype))
-    return Path(
-        rng_key=rng_key,
-        z=z,
-        v=v,
-        rate=zeros,
-        envelope=Envelope(zeros, zeros, zero, zero),
-        ahead_rate=zeros,
-        ahead_grad=jnp.zeros_like(z),
-        kind=jnp.full((), START),
-        t_next=zero,
-        which=count,
-        t_refresh=jnp.asarray(t_refresh, dtype),
-        z_from=z,
-        v_from=v,
-        t_from=zero,
-        t_output=jnp.asarray(t_output, dtype),
-        t_wall=zero,
-        event=jnp.full((), NO_EVENT),
-        batches=batches,
-        stats=stats,
-    )
-
-
-def start_batches(source: BatchSource, words: Array, hold: bool) -> Batches:
-    """Before the first tick.
-
-    :param source: where batches come from.
-    :param words: (2, ``source.num_words``) random words.
-    :param hold: whether a batch stays in use until the next event.
-    """
-    state, held = source.start(words[0]), None
-    if hold:
-        state, held = source.next(state, words[1])
-    return Batches(state, held, jnp.zeros((), bool))
-
-
-def next_batch(
-    source: BatchSource, batches: Batches, words: Array
-) -> tuple[Batches, Any]:
-    """The batch of a tick: a fresh one, or the one that is held until its event."""
-    state, batch = source.next(batches.state, words)
-    if batches.held is not None:
-        state, batch = jax.tree.map(
-            lambda new, old: jnp.where(batches.used, new, old),
-            (state, batch),
-            (batches.state, batches.held),
-        )
-        return Batches(state, batch, jnp.zeros((), bool)), batch
-    return batches._replace(state=state), batch
-
-
-def batch_arguments(
-    source: BatchSource | None, batches: Batches | None, words: Array
-) -> tuple[Batches | None, tuple]:
-    """The batch of a tick as arguments of the gradient: none on full data."""
-    if source is None or batches is None:
-        return None, ()
-    batches, batch = next_batch(source, batches, words)
-    return batches, (batch,)
-
-
-def restart_path(path: Path, z: Array) -> Path:
-    """Go on from ``z``, in new coordinates or for a new target: nothing is known."""
-    zero = jnp.zeros_like(path.t_next)
-    return path._replace(
-        z=z,
-        kind=jnp.full_like(path.kind, START),
-        t_next=zero,
-        z_from=z,
-        v_from=path.v,
-        t_from=zero,
-        t_output=jnp.maximum(path.t_output - path.t_from, 0),
-    )
-
-
-def continue_from_output(path: Path, sampler: Sampler, draw_time: ArrayLike) -> Path:
-    """Go on from the last draw, for a new target: forget all that came after it."""
-    time = path.t_output - jnp.asarray(draw_time, path.t_output.dtype)
-    z, v = sampler.flow(path.z_from, path.v_from, time)
-    rest = path.t_from - time  # to the anchor, which is where a refreshment would be
-    t_refresh = jnp.where(path.event == REFRESH, rest, path.t_refresh + rest)
-    path = restart_path(path._replace(v=v, t_refresh=t_refresh), z)
-    return path._replace(t_output=jnp.full_like(time, draw_time))
 
 
 def make_tick(

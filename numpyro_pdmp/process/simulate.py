@@ -13,7 +13,14 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_pdmp.process.events import EventTime, event_time_scheme
-from numpyro_pdmp.process.loop import NO_EVENT, Stats, make_tick, start_path
+from numpyro_pdmp.process.loop import (
+    make_tick,
+)
+from numpyro_pdmp.process.path import (
+    NO_EVENT,
+    Stats,
+    start_path,
+)
 from numpyro_pdmp.process.samplers import BoomerangProcess, BouncyParticle, Sampler
 from numpyro_pdmp.process.scale import Scale, identity_scale
 from numpyro_pdmp.process.skeleton import Skeleton
