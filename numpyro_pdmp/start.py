@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro.util import find_stack_level, identity, is_prng_key, not_jax_tracer
-from numpyro_pdmp.control_variates import control_variate
+from numpyro_pdmp.control_variates import control_variate, of_order, rate_noise
 from numpyro_pdmp.descent import (
     find_start,
     find_start_large,
@@ -44,7 +44,7 @@ from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.reference import reference_scale
 from numpyro_pdmp.state import PDMPState
 from numpyro_pdmp.subsample import as_jax_rows
-from numpyro_pdmp.target import find_start_subsampled
+from numpyro_pdmp.target import find_start_subsampled, pilot_batch
 from numpyro_pdmp.warmup import (
     DENSE_LIMIT,
     AdaptState,
@@ -57,6 +57,13 @@ EVENT_BATCH = (
     "variates the variance of BPS is 1.45 sqrt(N/m) times too large, for N rows in "
     "batches of m. Use `batch='proposal'`."
 )
+
+
+#: rows from which the noise of mini-batches is told before warm-up
+NOISE_ROWS = 256
+#: cost of a gradient with control variates of order 0, 1 and 2, and how many more
+#: gradients a unit of noise in the rates takes: both rough
+GRADIENT_COSTS, NOISE_COST = (1.0, 1.5, 2.5), 2.5
 
 
 def first_chain(tree):
@@ -138,8 +145,11 @@ class StartMixin:
             shared = not single and self._cross_chain_adapt
             functions = self._functions(model_args, kwargs)
             one = z if single else first_chain(z)
+            order = None
             if functions.subsampled is not None:
-                state = self._start_subsampled(state, functions, single, num_warmup)
+                state, order = self._start_subsampled(
+                    state, functions, single, num_warmup
+                )
             elif num_warmup > 0 and self._descends(one):
                 unravel = ravel_pytree(one)[1]
                 potential_fn = self._target(functions, unravel, None).energy
@@ -150,7 +160,7 @@ class StartMixin:
                     state = self._start_all(start, state, shared)
             elif shared:
                 state = state._replace(adapt_state=first_chain(state.adapt_state))
-            return state, energy
+            return state, energy, order
 
         # Compiled as one, since dispatching the many small operations takes longer; and
         # quickly, since it runs once.
@@ -158,10 +168,16 @@ class StartMixin:
         if concrete and jax.default_backend() == "cpu":
             options = {"xla_backend_optimization_level": 0}
         compiled, numbers = jit_arrays(init_chains, options), (uniform, words)
-        state, energy = compiled(keys, numbers, first, z_energy, model_args, kwargs)
-        if concrete and first is not None and not jnp.all(jnp.isfinite(energy)):
-            # The first guess is not valid: search, as NumPyro does.
-            state, energy = compiled(keys, numbers, None, z_energy, model_args, kwargs)
+        for guess in (first, None):
+            state, energy, order = compiled(
+                keys, numbers, guess, z_energy, model_args, kwargs
+            )
+            if guess is None or not concrete or jnp.all(jnp.isfinite(energy)):
+                break  # else the first guess is not valid: search, as NumPyro does
+        if concrete and order is not None:
+            control = of_order(state.adapt_state.control, int(order))
+            adapt_state = state.adapt_state._replace(control=control)
+            state = state._replace(adapt_state=adapt_state)
         if concrete and not jnp.all(jnp.isfinite(energy)):
             if self._reference is not None:
                 raise ValueError(
@@ -289,7 +305,11 @@ class StartMixin:
         return state._replace(adapt_state=adapt_state, path=path), (log_mass, start)
 
     def _start_subsampled(self, state, functions, single, num_warmup):
-        """Start, metric and control variate of a subsampled model."""
+        """Start, metric, control variate and first envelope of a subsampled model.
+
+        :return: the state, and which order of control variates is best if that is not
+            the user's choice.
+        """
         chain = state if single else first_chain(state)
         x, unravel = ravel_pytree(chain.z)
         scale, control = chain.adapt_state.scale, None
@@ -300,8 +320,6 @@ class StartMixin:
         if descends:
             mask = self._mask(chain.z)
             scale, control = find_start_subsampled(functions, unravel, x, scale, mask)
-            if order in (None, 1) or auto:
-                control = control._replace(hessian_full=None)
         elif order is not None and (given or not auto):
             if not given:
                 raise ValueError(
@@ -310,8 +328,25 @@ class StartMixin:
                 )
             num = 1 if auto else int(order)
             control = control_variate(functions.subsampled, scale.center, num)
-        control = None if order is None else control
-        adapt_state = chain.adapt_state._replace(scale=scale, control=control)
+        most = 0 if control is None else 1 + (control.hessian_full is not None)
+        noise = rate_noise(
+            functions.subsampled,
+            scale,
+            pilot_batch(functions.subsampled.plates, NOISE_ROWS),
+            [of_order(control, k) for k in range(most + 1)],
+            self._batching in ("with_replacement", "contiguous"),
+        )
+        if auto:
+            costs = jnp.asarray(GRADIENT_COSTS[: most + 1]) * (1 + NOISE_COST * noise)
+            best = jnp.argmin(jnp.where(jnp.isfinite(costs), costs, jnp.inf))
+        else:
+            best = jnp.asarray(order or 0)
+            control = of_order(control, order or 0)
+        adapt_state = chain.adapt_state._replace(
+            scale=scale,
+            control=control,
+            tuning=self._noisy_tuning(chain, noise[best]),
+        )
 
         def start(state):
             def pilot(x):
@@ -327,7 +362,17 @@ class StartMixin:
             adapt_state = jax.tree.map(
                 lambda a: jnp.broadcast_to(a, (num, *a.shape)), adapt_state
             )
-        return state._replace(adapt_state=adapt_state)
+        return state._replace(adapt_state=adapt_state), best if auto else None
+
+    def _noisy_tuning(self, chain, noise):
+        """An envelope above most of the noise, for warm-up to refine."""
+        tuning = chain.adapt_state.tuning
+        if not self._scheme.tunes_offset:
+            return tuning
+        # One rate takes all of the noise, or each coordinate's its share.
+        noise = jnp.where(jnp.isfinite(noise), noise, 0) / chain.path.rate.size**0.5
+        offset = jnp.maximum(tuning.offset, 2 * noise)
+        return tuning._replace(offset=offset.astype(tuning.offset.dtype))
 
     def _start_all(self, start, state, shared):
         """Begin near modes, in coordinates for all if chains share those."""

@@ -45,11 +45,11 @@ class Target(NamedTuple):
     source: BatchSource | None
 
 
-def _pilot(plates: batches.Plates) -> batches.Batch:
-    """A fixed batch, evenly spread over the data."""
+def pilot_batch(plates: batches.Plates, num_rows: int) -> batches.Batch:
+    """A fixed batch, evenly spread over the data, of at least so many rows if any."""
     rows = {}
     for name, (size, subsample_size) in plates.items():
-        num = min(size, max(subsample_size, PILOT_ROWS))
+        num = min(size, max(subsample_size, num_rows))
         rows[name] = (jnp.arange(num) * (size / num)).astype(jnp.int32)
     return rows
 
@@ -68,7 +68,7 @@ def target_functions(
     if not plates:
         return model_functions(model, model_args, kwargs)
     subsampled = SubsampledModel(model, model_args, kwargs)
-    rows = _pilot(subsampled.plates)
+    rows = pilot_batch(subsampled.plates, PILOT_ROWS)
     return ModelFunctions(
         potential_fn=partial(subsampled.potential_fn, batch=rows),
         postprocess_fn=subsampled.postprocess_fn,
