@@ -251,17 +251,20 @@ class SubsampledModel:
         if chunk_size < 1:
             raise ValueError(f"`chunk_size` must be positive, got {chunk_size}.")
         # Of plates that share no site each nest is averaged alone, while the others
-        # have no rows: then they add nothing, and the prior is counted once for each.
-        nothing = {name: jnp.zeros(0, jnp.int32) for name in self.plates}
+        # have a few fixed rows; what these and the prior add once too often is known.
+        few = {
+            name: jnp.arange(num, dtype=jnp.int32)
+            for name, (_, num) in self.plates.items()
+        }
         nests = self._nests()
         means = []
         for nest in nests:
             length = max(1, int(chunk_size ** (1 / len(nest))))
-            means.append(self._mean_over_blocks(fn, nest, length, nothing))
+            means.append(self._mean_over_blocks(fn, nest, length, few))
         if len(nests) == 1:
             return means[0]
         again = len(nests) - 1
-        return jax.tree.map(lambda p, *a: sum(a) - again * p, fn(nothing), *means)
+        return jax.tree.map(lambda p, *a: sum(a) - again * p, fn(few), *means)
 
     def _mean_over_blocks(
         self, fn: Callable, names: list[str], length: int, batch: Batch
