@@ -21,7 +21,7 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 
-from numpyro.handlers import seed, substitute
+from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import (
     _get_model_transforms,
@@ -30,6 +30,7 @@ from numpyro.infer.util import (
     compute_log_probs,
     get_potential_fn,
     transform_fn,
+    unconstrain_fn,
 )
 from numpyro_pdmp.batch import Batch, Plates
 from numpyro_pdmp.potential import _validate, latent_sites
@@ -205,6 +206,11 @@ class SubsampledModel:
         """Constrained values of the sites, by transforms alone."""
         return transform_fn(self._transforms, self._sites(z))
 
+    def unconstrain_fn(self, values: dict[str, Array]) -> dict[str, Array]:
+        """Position of constrained values of the sites; runs the model on one row."""
+        model = self._prepared({name: jnp.zeros(1, jnp.int32) for name in self.plates})
+        return unconstrain_fn(model, self._args, self._kwargs, values)
+
     def postprocess_fn(self, z: Any) -> dict[str, Array]:
         """Constrained values of the sites, and deterministic sites.
 
@@ -325,3 +331,19 @@ class SubsampledModel:
                 by_row = jnp.moveaxis(log_prob, dim, 0)
                 rows[plate] -= jnp.sum(by_row, axis=range(1, by_row.ndim))
         return energy, rows
+
+    def log_likelihoods(
+        self, values: dict[str, Array], batch: Batch
+    ) -> dict[str, Array]:
+        """Log likelihood of each row of each observed site, not scaled.
+
+        :param values: constrained values of the sites.
+        :param batch: indices of each subsampled plate.
+        """
+        model = substitute(self._prepared(batch), data=values)
+        sites = trace(model).get_trace(*self._args, **self._kwargs)
+        return {
+            name: site["fn"].log_prob(site["value"])
+            for name, site in sites.items()
+            if site["type"] == "sample" and site["is_observed"]
+        }
