@@ -21,7 +21,7 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 
-from numpyro.handlers import seed, substitute
+from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import (
     _get_model_transforms,
@@ -30,6 +30,7 @@ from numpyro.infer.util import (
     compute_log_probs,
     get_potential_fn,
     transform_fn,
+    unconstrain_fn,
 )
 from numpyro_pdmp.batch import Batch, Plates
 from numpyro_pdmp.potential import _validate, latent_sites
@@ -205,6 +206,11 @@ class SubsampledModel:
         """Constrained values of the sites, by transforms alone."""
         return transform_fn(self._transforms, self._sites(z))
 
+    def unconstrain_fn(self, values: dict[str, Array]) -> dict[str, Array]:
+        """Position of constrained values of the sites; runs the model on one row."""
+        model = self._prepared({name: jnp.zeros(1, jnp.int32) for name in self.plates})
+        return unconstrain_fn(model, self._args, self._kwargs, values)
+
     def postprocess_fn(self, z: Any) -> dict[str, Array]:
         """Constrained values of the sites, and deterministic sites.
 
@@ -251,17 +257,20 @@ class SubsampledModel:
         if chunk_size < 1:
             raise ValueError(f"`chunk_size` must be positive, got {chunk_size}.")
         # Of plates that share no site each nest is averaged alone, while the others
-        # have no rows: then they add nothing, and the prior is counted once for each.
-        nothing = {name: jnp.zeros(0, jnp.int32) for name in self.plates}
+        # have a few fixed rows; what these and the prior add once too often is known.
+        few = {
+            name: jnp.arange(num, dtype=jnp.int32)
+            for name, (_, num) in self.plates.items()
+        }
         nests = self._nests()
         means = []
         for nest in nests:
             length = max(1, int(chunk_size ** (1 / len(nest))))
-            means.append(self._mean_over_blocks(fn, nest, length, nothing))
+            means.append(self._mean_over_blocks(fn, nest, length, few))
         if len(nests) == 1:
             return means[0]
         again = len(nests) - 1
-        return jax.tree.map(lambda p, *a: sum(a) - again * p, fn(nothing), *means)
+        return jax.tree.map(lambda p, *a: sum(a) - again * p, fn(few), *means)
 
     def _mean_over_blocks(
         self, fn: Callable, names: list[str], length: int, batch: Batch
@@ -322,3 +331,19 @@ class SubsampledModel:
                 by_row = jnp.moveaxis(log_prob, dim, 0)
                 rows[plate] -= jnp.sum(by_row, axis=range(1, by_row.ndim))
         return energy, rows
+
+    def log_likelihoods(
+        self, values: dict[str, Array], batch: Batch
+    ) -> dict[str, Array]:
+        """Log likelihood of each row of each observed site, not scaled.
+
+        :param values: constrained values of the sites.
+        :param batch: indices of each subsampled plate.
+        """
+        model = substitute(self._prepared(batch), data=values)
+        sites = trace(model).get_trace(*self._args, **self._kwargs)
+        return {
+            name: site["fn"].log_prob(site["value"])
+            for name, site in sites.items()
+            if site["type"] == "sample" and site["is_observed"]
+        }
