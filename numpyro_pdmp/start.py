@@ -80,8 +80,8 @@ class StartMixin:
         keys = vmap(lambda key: tuple(random.split(key)))(rng_key)
         functions = self._functions(model_args, kwargs)  # clear errors before all else
         if functions.subsampled is not None:
-            sizes = {size for size, _ in functions.subsampled.plates.values()}
-            model_args, kwargs = as_jax_rows((model_args, kwargs), sizes)
+            plates = functions.subsampled.plates
+            model_args, kwargs = as_jax_rows((model_args, kwargs), plates)
             if self._batch == "event":
                 warnings.warn(EVENT_BATCH, stacklevel=find_stack_level())
         z_energy = given_params(
@@ -97,7 +97,7 @@ class StartMixin:
         new_params = partial(
             strategy_params,
             keys[1],
-            functions.model or self._model,
+            functions.model,
             self._init_strategy,
             self._forward_mode_differentiation,
             vmap,
@@ -125,7 +125,7 @@ class StartMixin:
         if z_energy is None:
             first = uniform_params(keys[1], functions, self._init_strategy, vmap)
 
-        def init_chains(keys, random_numbers, first, z_energy, model_args, kwargs):
+        def init_chains(model_args, kwargs, keys, random_numbers, first, z_energy):
             if z_energy is None:
                 z_energy = self._first_params(
                     first, concrete, new_params, vmap, model_args, kwargs
@@ -157,11 +157,12 @@ class StartMixin:
         options = None
         if concrete and jax.default_backend() == "cpu":
             options = {"xla_backend_optimization_level": 0}
-        compiled, numbers = jit_arrays(init_chains, options), (uniform, words)
-        state, energy = compiled(keys, numbers, first, z_energy, model_args, kwargs)
+        compiled = jit_arrays(init_chains, model_args, kwargs, compiler_options=options)
+        numbers = (uniform, words)
+        state, energy = compiled(keys, numbers, first, z_energy)
         if concrete and first is not None and not jnp.all(jnp.isfinite(energy)):
             # The first guess is not valid: search, as NumPyro does.
-            state, energy = compiled(keys, numbers, None, z_energy, model_args, kwargs)
+            state, energy = compiled(keys, numbers, None, z_energy)
         if concrete and not jnp.all(jnp.isfinite(energy)):
             if self._reference is not None:
                 raise ValueError(
