@@ -16,7 +16,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from numpyro.primitives import Messenger
-from numpyro_pdmp.minibatch import jit_data
+from numpyro_pdmp.initialize import jit_arrays
 from numpyro_pdmp.subsample import CHUNK_SIZE, SubsampledModel, _frames
 
 #: entries computed at once, before they are moved to the result
@@ -91,7 +91,7 @@ def full_potential(
 
         return lax.map(energy, draws)
 
-    compiled = jit_data(energies, whole._args, whole._kwargs)
+    compiled = jit_arrays(energies, whole._args, whole._kwargs)
     return compiled(_draws_of(whole, samples))
 
 
@@ -169,7 +169,7 @@ def _fill(
 
         return lax.map(of_draw, draws, batch_size=together)
 
-    compiled = jit_data(block, whole._args, whole._kwargs)
+    compiled = jit_arrays(block, whole._args, whole._kwargs)
     num_draws = len(result[sites[0]])
     num = min(num_draws, max(together, BLOCK_ENTRIES // num_rows))
     starts = [_starts(whole.plates[name][0], lengths[name]) for name in nest]

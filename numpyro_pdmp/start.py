@@ -87,8 +87,8 @@ class StartMixin:
         keys = vmap(lambda key: tuple(random.split(key)))(rng_key)
         functions = self._functions(model_args, kwargs)  # clear errors before all else
         if functions.subsampled is not None:
-            sizes = {size for size, _ in functions.subsampled.plates.values()}
-            model_args, kwargs = as_jax_rows((model_args, kwargs), sizes)
+            plates = functions.subsampled.plates
+            model_args, kwargs = as_jax_rows((model_args, kwargs), plates)
             if self._batch == "event":
                 warnings.warn(EVENT_BATCH, stacklevel=find_stack_level())
         z_energy = given_params(
@@ -104,7 +104,7 @@ class StartMixin:
         new_params = partial(
             strategy_params,
             keys[1],
-            functions.model or self._model,
+            functions.model,
             self._init_strategy,
             self._forward_mode_differentiation,
             vmap,
@@ -132,7 +132,7 @@ class StartMixin:
         if z_energy is None:
             first = uniform_params(keys[1], functions, self._init_strategy, vmap)
 
-        def init_chains(keys, random_numbers, first, z_energy, model_args, kwargs):
+        def init_chains(model_args, kwargs, keys, random_numbers, first, z_energy):
             if z_energy is None:
                 z_energy = self._first_params(
                     first, concrete, new_params, vmap, model_args, kwargs
@@ -167,11 +167,9 @@ class StartMixin:
         options = None
         if concrete and jax.default_backend() == "cpu":
             options = {"xla_backend_optimization_level": 0}
-        compiled, numbers = jit_arrays(init_chains, options), (uniform, words)
+        compiled = jit_arrays(init_chains, model_args, kwargs, compiler_options=options)
         for guess in (first, None):
-            state, energy, order = compiled(
-                keys, numbers, guess, z_energy, model_args, kwargs
-            )
+            state, energy, order = compiled(keys, (uniform, words), guess, z_energy)
             if guess is None or not concrete or jnp.all(jnp.isfinite(energy)):
                 break  # else the first guess is not valid: search, as NumPyro does
         if concrete and order is not None:

@@ -265,9 +265,7 @@ def bias(args):
         kernel = KERNELS[name](model, control_variates=order, target_violation=target)
         fields = ("num_grad", "num_violations", "num_proposals")
         data = (x, y, size)
-        mcmc, beta, _ = run(
-            kernel, data, 1000, args.num_samples, extra_fields=fields
-        )
+        mcmc, beta, _ = run(kernel, data, 1000, args.num_samples, extra_fields=fields)
         stats = {k: np.sum(v) for k, v in mcmc.get_extra_fields().items()}
         num_draws = beta.shape[0] * beta.shape[1]
         label = f"{name}, order {order or 0}"
