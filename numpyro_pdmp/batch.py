@@ -9,14 +9,14 @@ replacement evaluates a keyed pseudo-random permutation of ``0..N-1`` at m place
 
 from collections.abc import Callable
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 Plates = dict[str, tuple[int, int]]  # name -> (size, subsample_size)
-Batch = dict[str, Array]  # name -> (subsample_size,) indices
+Batch = dict[str, Any]  # name -> (subsample_size,) indices, or weighted ones
 
 BATCHING = ("with_replacement", "without_replacement", "epoch", "contiguous")
 

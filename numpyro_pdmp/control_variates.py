@@ -12,10 +12,8 @@ and order 2 adds :math:`(\nabla^2 U(c) - \nabla^2 U_B(c))\,\delta`. Both are unb
 and exact where :math:`U_B - U` is linear (quadratic) in x. The prior adds no noise.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import numpy as np
 
 import jax
 from jax import Array, lax
@@ -23,7 +21,6 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro_pdmp.batch import Batch
-from numpyro_pdmp.moments import AnyScale
 from numpyro_pdmp.subsample import CHUNK_SIZE, SubsampledModel
 
 
@@ -53,7 +50,7 @@ def _matvec(matrix: Array, v: Any) -> Any:
     return unravel(matrix @ flat)
 
 
-def _taylor(fn: Callable, z: Any, cv: ControlVariate) -> Any:
+def taylor(fn: Callable, z: Any, cv: ControlVariate) -> Any:
     """What a control variate knows of ``fn``, linear in first derivatives, at ``z``."""
     if cv.hessian_full is None:
         return fn(cv.center)
@@ -127,7 +124,7 @@ def gradient(
         return grad_fn(z)
     # Compiled together the two gather their rows once; stacking both positions for one
     # call would be no faster.
-    noise = _subtract(grad_fn(z), _taylor(grad_fn, z, cv))
+    noise = _subtract(grad_fn(z), taylor(grad_fn, z, cv))
     return _add(noise, _taylor_full(z, cv))
 
 
@@ -158,75 +155,3 @@ def value(
         taylor += 0.5 * jax.jvp(slope, (cv.center,), (offset,))[1]
         full += 0.5 * _dot(offset, _matvec(cv.hessian_full, offset))
     return energy - taylor + full
-
-
-def rate_and_spread(
-    model: SubsampledModel,
-    z: Any,
-    direction: Any,
-    batch: Batch,
-    cv: ControlVariate | None = None,
-    replacement: bool = True,
-) -> tuple[Array, Array]:
-    """Directional derivative of the potential, and its standard deviation over batches.
-
-    Both are estimated from this one batch, by forward mode: every row has its own
-    directional derivative, of which the estimate is a sum. For nested plates the
-    spread is a little too large rather than too small.
-
-    :param model: the model; the spread is over batches of its own size.
-    :param z: position.
-    :param direction: direction of the derivative, as ``z``.
-    :param batch: two indices of each subsampled plate, or more.
-    :param cv: control variate.
-    :param replacement: whether batches are drawn with replacement.
-    """
-
-    def derivative(z):
-        return jax.jvp(lambda z: model.row_energies(z, batch), (z,), (direction,))[1]
-
-    rate, rows = derivative(z)
-    if cv is not None:
-        rate, rows = _subtract((rate, rows), _taylor(derivative, z, cv))
-        rate += _dot(direction, _taylor_full(z, cv))
-    variance = jnp.zeros_like(rate)
-    for name, (size, subsample_size) in model.plates.items():
-        num = len(batch[name])  # each row is scaled by size / num
-        left = 1 if replacement else 1 - subsample_size / size
-        variance += num**2 / subsample_size * left * jnp.var(rows[name], ddof=1)
-    return rate, jnp.sqrt(variance)
-
-
-def rate_noise(
-    model: SubsampledModel,
-    scale: AnyScale,
-    batch: Batch,
-    control_variates: Sequence[ControlVariate | None],
-    replacement: bool = True,
-) -> Array:
-    r"""Typical spread over batches of the rate :math:`v \cdot \nabla U`.
-
-    At corners of a cube about the centre of ``scale``, as far from it as draws of a
-    Gaussian, in directions to other corners.
-
-    :param model: the model.
-    :param scale: centre and scale of the posterior.
-    :param batch: rows to tell it from.
-    :param control_variates: what is compared, with flat centres.
-    :param replacement: whether batches are drawn with replacement.
-    :return: root mean square of the spread with each of the control variates.
-    """
-    dim = scale.center.size
-    corners = np.random.default_rng(0).choice([-1.0, 1.0], (4, 2, dim))
-
-    def spread(pair):
-        z, v = pair
-        x, direction = scale.position(z), scale.direction(v)
-
-        def of(cv):
-            return rate_and_spread(model, x, direction, batch, cv, replacement)[1]
-
-        return jnp.stack([of(cv) for cv in control_variates])
-
-    spreads = lax.map(spread, jnp.asarray(corners, scale.center.dtype))
-    return jnp.sqrt(jnp.mean(spreads**2, 0))

@@ -100,7 +100,7 @@ class PDMPKernel(StartMixin, MCMCKernel):
         hard_walls: bool = False,
         max_grad: int = 1000,
         batch: str = "proposal",
-        batching: str = "without_replacement",
+        batching: str = "auto",
         control_variates: int | str | None = "auto",
         **process_options: Any,
     ):
@@ -200,12 +200,14 @@ class PDMPKernel(StartMixin, MCMCKernel):
             potential_fn, self._forward_mode_differentiation, self._hard_walls
         )
 
-    def _target(self, functions, unravel, control):
+    def _target(self, functions, unravel, control, importance=None):
+        weighs = self._batching in ("auto", "importance")
         return make_target(
             functions,
             unravel,
             control,
-            self._batching,
+            importance,
+            "without_replacement" if weighs else self._batching,
             self._forward_mode_differentiation,
             self._hard_walls,
         )
@@ -242,7 +244,11 @@ class PDMPKernel(StartMixin, MCMCKernel):
             axes = (0, None if self._cross_chain_adapt else 0)
             advance = jax.vmap(advance, in_axes=axes)
         state, draw = advance(state, adapt_state)
+        # Not through the branches of warm-up, which might copy what is large.
+        importance = adapt_state.importance
+        adapt_state = adapt_state._replace(importance=None)
         adapt_state, path = self._adapt(state, adapt_state, draw, last, single)
+        adapt_state = adapt_state._replace(importance=importance)
         return state._replace(
             i=state.i + 1, adapt_state=adapt_state, path=path, rng_key=path.rng_key
         )
@@ -250,7 +256,9 @@ class PDMPKernel(StartMixin, MCMCKernel):
     def _advance(self, state, adapt_state, functions, unravel):
         """The next draw, and what it tells warm-up."""
         sampler, scale = self._sampler, adapt_state.scale
-        target = self._target(functions, unravel, adapt_state.control)
+        target = self._target(
+            functions, unravel, adapt_state.control, adapt_state.importance
+        )
         tick = make_tick(
             target.gradient,
             sampler,

@@ -121,8 +121,9 @@ def check_subsampling(batch: Any, batching: Any, control_variates: Any) -> None:
             "(one until the next event) or 'euler' (one for every step), got "
             f"{batch!r}."
         )
-    if batching not in BATCHING:
-        raise ValueError(f"`batching` must be one of {BATCHING}, got {batching!r}.")
+    known = ("auto", "importance", *BATCHING)
+    if batching not in known:
+        raise ValueError(f"`batching` must be one of {known}, got {batching!r}.")
     if control_variates not in ("auto", None, 1, 2):
         raise ValueError(
             f"`control_variates` must be 'auto', None, 1 or 2 (their order), got "

@@ -16,13 +16,14 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro.util import find_stack_level, identity, is_prng_key, not_jax_tracer
-from numpyro_pdmp.control_variates import control_variate, of_order, rate_noise
+from numpyro_pdmp.control_variates import control_variate, of_order
 from numpyro_pdmp.descent import (
     find_start,
     find_start_large,
     merge_modes,
     typical_start,
 )
+from numpyro_pdmp.importance import plan_batches
 from numpyro_pdmp.initialize import (
     checked_energy,
     given_params,
@@ -44,7 +45,7 @@ from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.reference import reference_scale
 from numpyro_pdmp.state import PDMPState
 from numpyro_pdmp.subsample import as_jax_rows
-from numpyro_pdmp.target import find_start_subsampled, pilot_batch
+from numpyro_pdmp.target import find_start_subsampled
 from numpyro_pdmp.warmup import (
     DENSE_LIMIT,
     AdaptState,
@@ -57,13 +58,6 @@ EVENT_BATCH = (
     "variates the variance of BPS is 1.45 sqrt(N/m) times too large, for N rows in "
     "batches of m. Use `batch='proposal'`."
 )
-
-
-#: rows from which the noise of mini-batches is told before warm-up
-NOISE_ROWS = 256
-#: cost of a gradient with control variates of order 0, 1 and 2, and how many more
-#: gradients a unit of noise in the rates takes: both rough
-GRADIENT_COSTS, NOISE_COST = (1.0, 1.5, 2.5), 2.5
 
 
 def first_chain(tree):
@@ -145,9 +139,9 @@ class StartMixin:
             shared = not single and self._cross_chain_adapt
             functions = self._functions(model_args, kwargs)
             one = z if single else first_chain(z)
-            order = None
+            choice = None
             if functions.subsampled is not None:
-                state, order = self._start_subsampled(
+                state, choice = self._start_subsampled(
                     state, functions, single, num_warmup
                 )
             elif num_warmup > 0 and self._descends(one):
@@ -160,7 +154,7 @@ class StartMixin:
                     state = self._start_all(start, state, shared)
             elif shared:
                 state = state._replace(adapt_state=first_chain(state.adapt_state))
-            return state, energy, order
+            return state, energy, choice
 
         # Compiled as one, since dispatching the many small operations takes longer; and
         # quickly, since it runs once.
@@ -169,12 +163,14 @@ class StartMixin:
             options = {"xla_backend_optimization_level": 0}
         compiled = jit_arrays(init_chains, model_args, kwargs, compiler_options=options)
         for guess in (first, None):
-            state, energy, order = compiled(keys, (uniform, words), guess, z_energy)
+            state, energy, choice = compiled(keys, (uniform, words), guess, z_energy)
             if guess is None or not concrete or jnp.all(jnp.isfinite(energy)):
                 break  # else the first guess is not valid: search, as NumPyro does
-        if concrete and order is not None:
-            control = of_order(state.adapt_state.control, int(order))
-            adapt_state = state.adapt_state._replace(control=control)
+        if concrete and choice is not None:
+            adapt_state = state.adapt_state
+            control = of_order(adapt_state.control, int(choice[0]))
+            importance = adapt_state.importance if choice[1] else None
+            adapt_state = adapt_state._replace(control=control, importance=importance)
             state = state._replace(adapt_state=adapt_state)
         if concrete and not jnp.all(jnp.isfinite(energy)):
             if self._reference is not None:
@@ -231,6 +227,7 @@ class StartMixin:
             moments=zero_moments(scale, rows),
             averages=jnp.zeros(3, dtype),
             control=None,
+            importance=None,
             window_ends=jnp.asarray(ends, int),
             num_warmup=jnp.asarray(num_warmup),
         )
@@ -305,8 +302,8 @@ class StartMixin:
     def _start_subsampled(self, state, functions, single, num_warmup):
         """Start, metric, control variate and first envelope of a subsampled model.
 
-        :return: the state, and which order of control variates is best if that is not
-            the user's choice.
+        :return: the state, and what is best: the order of control variates, and
+            whether rows have unequal probabilities.
         """
         chain = state if single else first_chain(state)
         x, unravel = ravel_pytree(chain.z)
@@ -327,23 +324,19 @@ class StartMixin:
             num = 1 if auto else int(order)
             control = control_variate(functions.subsampled, scale.center, num)
         most = 0 if control is None else 1 + (control.hessian_full is not None)
-        noise = rate_noise(
-            functions.subsampled,
-            scale,
-            pilot_batch(functions.subsampled.plates, NOISE_ROWS),
-            [of_order(control, k) for k in range(most + 1)],
-            self._batching in ("with_replacement", "contiguous"),
-        )
-        if auto:
-            costs = jnp.asarray(GRADIENT_COSTS[: most + 1]) * (1 + NOISE_COST * noise)
-            best = jnp.argmin(jnp.where(jnp.isfinite(costs), costs, jnp.inf))
-        else:
-            best = jnp.asarray(order or 0)
-            control = of_order(control, order or 0)
+        orders = tuple(range(most + 1)) if auto else (order or 0,)
+        control = of_order(control, orders[-1])
+        # A batch that is held has to be of one kind, known beforehand.
+        batching = "equal" if self._batch == "event" else self._batching
+        plan = plan_batches(functions.subsampled, scale, control, orders, batching)
+        tuning = chain.adapt_state.tuning
+        if self._scheme.tunes_offset:
+            # One rate has all of the noise, or each coordinate's a share.
+            noise = jnp.nan_to_num(plan.noise, posinf=0) / chain.path.rate.size**0.5
+            offset = jnp.maximum(tuning.offset, 2 * noise).astype(tuning.offset.dtype)
+            tuning = tuning._replace(offset=offset)
         adapt_state = chain.adapt_state._replace(
-            scale=scale,
-            control=control,
-            tuning=self._noisy_tuning(chain, noise[best]),
+            scale=scale, tuning=tuning, control=control, importance=plan.importance
         )
 
         def start(state):
@@ -360,17 +353,7 @@ class StartMixin:
             adapt_state = jax.tree.map(
                 lambda a: jnp.broadcast_to(a, (num, *a.shape)), adapt_state
             )
-        return state._replace(adapt_state=adapt_state), best if auto else None
-
-    def _noisy_tuning(self, chain, noise):
-        """An envelope above most of the noise, for warm-up to refine."""
-        tuning = chain.adapt_state.tuning
-        if not self._scheme.tunes_offset:
-            return tuning
-        # One rate takes all of the noise, or each coordinate's its share.
-        noise = jnp.where(jnp.isfinite(noise), noise, 0) / chain.path.rate.size**0.5
-        offset = jnp.maximum(tuning.offset, 2 * noise)
-        return tuning._replace(offset=offset.astype(tuning.offset.dtype))
+        return state._replace(adapt_state=adapt_state), (plan.order, plan.unequal)
 
     def _start_all(self, start, state, shared):
         """Begin near modes, in coordinates for all if chains share those."""

@@ -12,7 +12,7 @@ potential of all data.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 import warnings
 
 import numpy as np
@@ -39,20 +39,49 @@ from numpyro_pdmp.potential import _validate, latent_sites
 CHUNK_SIZE = 2**14
 
 
+class WeightedRows(NamedTuple):
+    """Rows of a plate that count more or less than once."""
+
+    rows: Array  # (m,)
+    weights: Array  # (m,) inverse of the rows' probabilities, 1 for equal ones
+
+
 class with_batch(substitute):
     """Run a model on the given rows of its plates.
 
     As NumPyro's ``substitute``, but any number of rows is allowed without a warning.
 
     :param fn: the model.
-    :param data: indices of each plate.
+    :param data: indices of each plate, or :class:`WeightedRows`.
     """
+
+    def __init__(self, fn: Any = None, data: Batch | None = None):
+        data = {} if data is None else data
+        weighted = {k: v for k, v in data.items() if isinstance(v, WeightedRows)}
+        self.weights = {k: v.weights for k, v in weighted.items()}
+        super().__init__(fn, data | {k: v.rows for k, v in weighted.items()})
 
     def process_message(self, msg):
         super().process_message(msg)
         if msg["type"] == "plate" and msg["name"] in self.data:
             size, _ = msg["args"]
             msg["args"] = (size, len(msg["value"]))
+        if msg["type"] == "sample" and self.weights:
+            for frame in msg["cond_indep_stack"]:
+                if frame.name in self.weights:
+                    weights = self.weights[frame.name]
+                    weights = weights.reshape(-1, *(1,) * (-frame.dim - 1))
+                    scale = msg["scale"]
+                    msg["scale"] = weights if scale is None else scale * weights
+
+
+def pilot_batch(plates: Plates, num_rows: int) -> Batch:
+    """A fixed batch, evenly spread over the data, of at least so many rows if any."""
+    rows = {}
+    for name, (size, subsample_size) in plates.items():
+        num = min(size, max(subsample_size, num_rows))
+        rows[name] = (jnp.arange(num) * (size / num)).astype(jnp.int32)
+    return rows
 
 
 def _is_subsampled(site: dict) -> bool:

@@ -20,15 +20,19 @@ from numpyro_pdmp.control_variates import (
 )
 from numpyro_pdmp.descent import find_start, laplace_scale
 from numpyro_pdmp.hessian import dense_factor
+from numpyro_pdmp.importance import Importance, weighted_plates, weighted_rows
 from numpyro_pdmp.moments import AnyScale
 from numpyro_pdmp.potential import ModelFunctions, gradient_fn
 from numpyro_pdmp.process.batches import (
     BatchSource,
 )
-from numpyro_pdmp.subsample import SubsampledModel, with_batch
+from numpyro_pdmp.subsample import SubsampledModel, pilot_batch, with_batch
 
 #: rows of each plate on which a start is looked for
 PILOT_ROWS = 2**12
+#: steps on all data end when one is shorter than this, in units of the posterior, or
+#: after so many
+NEWTON_STEP, NEWTON_STEPS = 0.3, 20
 
 
 class Target(NamedTuple):
@@ -37,15 +41,6 @@ class Target(NamedTuple):
     gradient: Callable[..., Array]  # x, *batch -> gradient
     energy: Callable[..., Array]  # x, *batch -> potential energy, or an estimate
     source: BatchSource | None
-
-
-def pilot_batch(plates: batches.Plates, num_rows: int) -> batches.Batch:
-    """A fixed batch, evenly spread over the data, of at least so many rows if any."""
-    rows = {}
-    for name, (size, subsample_size) in plates.items():
-        num = min(size, max(subsample_size, num_rows))
-        rows[name] = (jnp.arange(num) * (size / num)).astype(jnp.int32)
-    return rows
 
 
 def target_functions(
@@ -74,6 +69,7 @@ def make_target(
     functions: ModelFunctions,
     unravel: Callable,
     control: ControlVariate | None,
+    importance: dict[str, Importance] | None,
     batching: str,
     forward_mode: bool,
     hard_walls: bool,
@@ -83,6 +79,7 @@ def make_target(
     :param functions: of the model and its arguments.
     :param unravel: from a flat vector to sites.
     :param control: control variate of a subsampled model.
+    :param importance: probabilities of its rows; None for equal ones.
     :param batching: how its batches are drawn.
     :param forward_mode: by forward-mode differentiation.
     :param hard_walls: look at the potential with every gradient (full data only).
@@ -97,10 +94,19 @@ def make_target(
         return Target(grad_fn, potential_fn, None)
     grad = jax.jacfwd if forward_mode else jax.grad
     plates = model.plates
+    if importance is not None:
+        plates = weighted_plates(plates)
+
+    def next_batch(state, words):
+        state, batch = batches.next_batch(state, words, plates, batching)
+        if importance is None:
+            return state, batch
+        return state, weighted_rows(importance, batch)
+
     source = BatchSource(
         batches.num_words(plates, batching),
         lambda words: batches.start_batches(words, plates, batching),
-        lambda state, words: batches.next_batch(state, words, plates, batching),
+        next_batch,
     )
     return Target(
         lambda x, batch: gradient(model, x, batch, control, grad),
@@ -114,7 +120,7 @@ def find_start_subsampled(
 ) -> tuple[AnyScale, ControlVariate]:
     """Mode and curvature of all data, from a few passes over them.
 
-    Newton's descent on the pilot rows, then two Newton steps on all data.
+    Newton's descent on the pilot rows, then a few steps on all data.
 
     :param functions: of a subsampled model.
     :param unravel: from a flat vector to sites.
@@ -134,15 +140,23 @@ def find_start_subsampled(
         assert control.hessian_full is not None
         return dense_factor(control.hessian_full)
 
-    def newton(_, x):
+    def newton(carry):
+        x, _, num = carry
         control = control_variate(model, x, order=2)
         root = curvature_root(control)
         step = control.grad_full @ root
+        length = jnp.linalg.norm(step)
         # In whitened coordinates a good start is within a few units.
-        step = step / jnp.maximum(1, jnp.linalg.norm(step) / (3 * x.size**0.5))
+        step = step / jnp.maximum(1, length / (3 * x.size**0.5))
         new = x - root @ step
-        return jnp.where(jnp.all(jnp.isfinite(new)), new, x)
+        valid = jnp.all(jnp.isfinite(new))
+        return jnp.where(valid, new, x), jnp.where(valid, length, 0), num + 1
 
-    mode = lax.fori_loop(0, 2, newton, mode)
+    # What the pilot rows do not tell, such as rare categories, may be far off.
+    mode, _, _ = lax.while_loop(
+        lambda carry: (carry[1] > NEWTON_STEP) & (carry[2] < NEWTON_STEPS),
+        newton,
+        (mode, jnp.full((), jnp.inf, mode.dtype), 0),
+    )
     control = control_variate(model, mode, order=2)
     return laplace_scale(mode, curvature_root(control), scale, mask), control

@@ -26,6 +26,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from numpyro_pdmp.control_variates import ControlVariate
+from numpyro_pdmp.importance import Importance
 from numpyro_pdmp.moments import (
     AnyScale,
     Moments,
@@ -67,6 +68,7 @@ class AdaptState(NamedTuple):
     bounce_rate: Array  # smoothed, per unit of process time
     moments: Moments
     control: ControlVariate | None  # of a subsampled model
+    importance: dict[str, Importance] | None  # of its rows, if they are unequal
     averages: Array  # (3,) count, and sums of the logarithms of window and offset
     window_ends: Array  # draws after which the scale is renewed
     num_warmup: Array

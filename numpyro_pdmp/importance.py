@@ -1,0 +1,175 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+r"""Rows of unequal influence: how noisy mini-batches are, and how to make them less so.
+
+With :math:`g_j` the directional derivative of row j (less its control variate), the
+estimate from m rows, drawn with probabilities :math:`p_j` and weighed by
+:math:`1 / (m p_j)`, has the variance :math:`\sum_j g_j^2 / (p_j m)` about, which is
+least for :math:`p_j \propto |g_j|`. Half of the probability stays uniform, so that no
+row counts more than twice as much as it would otherwise. As for the Zig-Zag process on
+imbalanced data (Sen, Sachs, Lu, Dunson 2020).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from numpyro_pdmp.batch import Plates
+from numpyro_pdmp.control_variates import ControlVariate, of_order, taylor
+from numpyro_pdmp.moments import AnyScale
+from numpyro_pdmp.subsample import (
+    CHUNK_SIZE,
+    SubsampledModel,
+    WeightedRows,
+    pilot_batch,
+)
+
+#: unequal probabilities of rows have to reduce the variance to less than this share
+WORTHWHILE = 0.5
+#: cost of a gradient with control variates of order 0, 1 and 2, and how many more
+#: gradients a unit of noise in the rates takes: both rough
+GRADIENT_COSTS, NOISE_COST = (1.0, 1.5, 2.5), 2.5
+#: rows of the other plates, while the rows of one are looked at
+OTHER_ROWS = 256
+
+
+class Importance(NamedTuple):
+    """Probabilities of the rows of a plate, as the shares they have in a table."""
+
+    table: Array  # (2N,) rows, each at least once
+    weights: Array  # (N,) inverse of their probabilities, 1 for equal ones
+
+
+def row_spreads(
+    model: SubsampledModel,
+    plate: str,
+    scale: AnyScale,
+    control_variates: Sequence[ControlVariate | None],
+    chunk_size: int = CHUNK_SIZE,
+) -> Array:
+    r"""Typical size of each row's part in the rate :math:`v \cdot \nabla U`.
+
+    At corners of a cube about the centre of ``scale``, as far from it as draws of a
+    Gaussian, in directions to other corners. One forward-mode pass over the data for
+    each.
+
+    :param model: the model.
+    :param plate: name of the plate.
+    :param scale: centre and scale of the posterior.
+    :param control_variates: what is compared, with flat centres.
+    :param chunk_size: rows evaluated at once.
+    :return: (control variates, rows) root mean squares.
+    """
+    size, dtype = model.plates[plate][0], scale.center.dtype
+    num = min(chunk_size, size)
+    corners = np.random.default_rng(0).choice([-1.0, 1.0], (4, 2, scale.center.size))
+    others = pilot_batch(model.plates, OTHER_ROWS)
+
+    def block(total, start):
+        start = jnp.minimum(start, size - num)  # the last one may overlap
+        batch = {**others, plate: start + jnp.arange(num, dtype=jnp.int32)}
+
+        def squares(pair):
+            x, direction = scale.position(pair[0]), scale.direction(pair[1])
+
+            def energies(x):
+                return model.row_energies(x, batch)[1][plate]
+
+            def derivative(x):
+                return jax.jvp(energies, (x,), (direction,))[1]
+
+            def without(cv):
+                return 0 if cv is None else taylor(derivative, x, cv)
+
+            here = derivative(x)
+            return jnp.stack([here - without(cv) for cv in control_variates]) ** 2
+
+        mean = jnp.mean(lax.map(squares, jnp.asarray(corners, dtype)), 0)
+        # Rows of a batch are scaled up to the size of the data.
+        mean = jnp.sqrt(mean) * (num / size)
+        return lax.dynamic_update_slice(total, mean.astype(dtype), (0, start)), None
+
+    total = jnp.zeros((len(control_variates), size), dtype)
+    return lax.scan(block, total, jnp.arange(0, size, num))[0]
+
+
+def make_importance(spreads: Array) -> Importance:
+    """Probabilities that are half uniform and half as ``spreads``, to whole entries."""
+    num = spreads.size
+    spreads = jnp.where(jnp.isfinite(spreads), spreads, 0)
+    share = spreads / jnp.maximum(jnp.sum(spreads), jnp.finfo(spreads.dtype).tiny)
+    counts = 1 + jnp.floor(num * share).astype(jnp.int32)
+    used = jnp.sum(counts)
+    rows = jnp.arange(num, dtype=jnp.int32)
+    entries = jnp.arange(2 * num, dtype=jnp.int32)
+    table = jnp.repeat(rows, counts, total_repeat_length=2 * num)
+    # What rounding has left over goes to the first rows, one each.
+    table = jnp.where(entries < used, table, entries - used)
+    counts += rows < 2 * num - used
+    return Importance(table, (2 / counts).astype(spreads.dtype))
+
+
+class Plan(NamedTuple):
+    """How batches are best drawn and used."""
+
+    order: Array  # () of the control variates
+    unequal: Array  # () whether rows are worth unequal probabilities
+    importance: dict[str, Importance] | None  # those probabilities
+    noise: Array  # () standard deviation of the rate over batches
+
+
+def plan_batches(
+    model: SubsampledModel,
+    scale: AnyScale,
+    control: ControlVariate | None,
+    orders: tuple[int, ...],
+    batching: str,
+) -> Plan:
+    """Least cost, from the noise of every row.
+
+    :param model: the model.
+    :param scale: centre and scale of the posterior.
+    :param control: control variate of the highest order.
+    :param orders: orders to choose from.
+    :param batching: "auto" if probabilities may be unequal, "importance" if they are.
+    """
+    controls = [of_order(control, k) for k in orders]
+    equal, unequal, tables = jnp.zeros(()), jnp.zeros(()), {}
+    for name, (size, subsample_size) in model.plates.items():
+        spreads = row_spreads(model, name, scale, controls)
+        squares = size / subsample_size * spreads**2
+        tables[name] = jax.vmap(make_importance)(spreads)
+        equal += jnp.sum(squares, -1)
+        unequal += jnp.sum(tables[name].weights * squares, -1)
+    use = jnp.full(len(orders), batching == "importance")
+    if batching == "auto":
+        use = jnp.less(unequal, WORTHWHILE * equal)
+    noise = jnp.sqrt(jnp.where(use, unequal, equal))
+    costs = jnp.asarray([GRADIENT_COSTS[k] for k in orders]) * (1 + NOISE_COST * noise)
+    best = jnp.argmin(jnp.where(jnp.isfinite(costs), costs, jnp.inf))
+    importance = None
+    if batching in ("auto", "importance"):
+        importance = jax.tree.map(lambda a: a[best], tables)
+    return Plan(jnp.asarray(orders)[best], use[best], importance, noise[best])
+
+
+def weighted_plates(plates: Plates) -> Plates:
+    """Sizes of the tables of importance, from which entries are drawn as rows are."""
+    return {name: (2 * size, num) for name, (size, num) in plates.items()}
+
+
+def weighted_rows(
+    importance: dict[str, Importance], entries: dict[str, Array]
+) -> dict[str, WeightedRows]:
+    """The rows at these entries of the tables."""
+    batch = {}
+    for name, (table, weights) in importance.items():
+        rows = table[entries[name]]
+        batch[name] = WeightedRows(rows, weights[rows])
+    return batch
