@@ -5,8 +5,9 @@ r"""Rows of unequal influence: how noisy mini-batches are, and how to make them 
 
 With :math:`g_j` the directional derivative of row j (less its control variate), the
 estimate from m rows, drawn with probabilities :math:`p_j` and weighed by
-:math:`1 / (m p_j)`, has the variance :math:`\sum_j g_j^2 / (p_j m)` about, which is
-least for :math:`p_j \propto |g_j|`. Half of the probability stays uniform, so that no
+:math:`1 / (m p_j)`, has the variance
+:math:`(\sum_j g_j^2 / p_j - (\sum_j g_j)^2) / m`, which is least for
+:math:`p_j \propto |g_j|`. Half of the probability stays uniform, so that no
 row counts more than twice as much as it would otherwise. As for the Zig-Zag process on
 imbalanced data (Sen, Sachs, Lu, Dunson 2020).
 """
@@ -52,7 +53,7 @@ def row_spreads(
     scale: AnyScale,
     control_variates: Sequence[ControlVariate | None],
     chunk_size: int = CHUNK_SIZE,
-) -> Array:
+) -> tuple[Array, Array]:
     r"""Typical size of each row's part in the rate :math:`v \cdot \nabla U`.
 
     At corners of a cube about the centre of ``scale``, as far from it as draws of a
@@ -64,18 +65,21 @@ def row_spreads(
     :param scale: centre and scale of the posterior.
     :param control_variates: what is compared, with flat centres.
     :param chunk_size: rows evaluated at once.
-    :return: (control variates, rows) root mean squares.
+    :return: (control variates, rows) root mean squares, and (control variates,) of the
+        sum over rows.
     """
     size, dtype = model.plates[plate][0], scale.center.dtype
     num = min(chunk_size, size)
     corners = np.random.default_rng(0).choice([-1.0, 1.0], (4, 2, scale.center.size))
     others = pilot_batch(model.plates, OTHER_ROWS)
 
-    def block(total, start):
-        start = jnp.minimum(start, size - num)  # the last one may overlap
-        batch = {**others, plate: start + jnp.arange(num, dtype=jnp.int32)}
+    def block(carry, start):
+        spreads, sums = carry
+        first = jnp.minimum(start, size - num)  # the last block may overlap
+        rows = first + jnp.arange(num, dtype=jnp.int32)
+        batch = {**others, plate: rows}
 
-        def squares(pair):
+        def derivatives(pair):
             x, direction = scale.position(pair[0]), scale.direction(pair[1])
 
             def energies(x):
@@ -84,19 +88,22 @@ def row_spreads(
             def derivative(x):
                 return jax.jvp(energies, (x,), (direction,))[1]
 
-            def without(cv):
+            def known(cv):
                 return 0 if cv is None else taylor(derivative, x, cv)
 
             here = derivative(x)
-            return jnp.stack([here - without(cv) for cv in control_variates]) ** 2
+            found = jnp.stack([here - known(cv) for cv in control_variates])
+            return found * (num / size)  # rows of a batch are scaled up to all data
 
-        mean = jnp.mean(lax.map(squares, jnp.asarray(corners, dtype)), 0)
-        # Rows of a batch are scaled up to the size of the data.
-        mean = jnp.sqrt(mean) * (num / size)
-        return lax.dynamic_update_slice(total, mean.astype(dtype), (0, start)), None
+        found = lax.map(derivatives, jnp.asarray(corners, dtype)).astype(dtype)
+        new = jnp.sqrt(jnp.mean(found**2, 0))
+        spreads = lax.dynamic_update_slice(spreads, new, (0, first))
+        return (spreads, sums + jnp.sum(found, -1, where=rows >= start)), None
 
-    total = jnp.zeros((len(control_variates), size), dtype)
-    return lax.scan(block, total, jnp.arange(0, size, num))[0]
+    count = len(control_variates)
+    zero = jnp.zeros((count, size), dtype), jnp.zeros((len(corners), count), dtype)
+    (spreads, sums), _ = lax.scan(block, zero, jnp.arange(0, size, num))
+    return spreads, jnp.sqrt(jnp.mean(sums**2, 0))
 
 
 def make_importance(spreads: Array) -> Importance:
@@ -142,11 +149,12 @@ def plan_batches(
     controls = [of_order(control, k) for k in orders]
     equal, unequal, tables = jnp.zeros(()), jnp.zeros(()), {}
     for name, (size, subsample_size) in model.plates.items():
-        spreads = row_spreads(model, name, scale, controls)
-        squares = size / subsample_size * spreads**2
+        spreads, total = row_spreads(model, name, scale, controls)
         tables[name] = jax.vmap(make_importance)(spreads)
-        equal += jnp.sum(squares, -1)
-        unequal += jnp.sum(tables[name].weights * squares, -1)
+        squares, square = size * spreads**2, total**2
+        weighted = tables[name].weights * squares
+        equal += jnp.maximum(jnp.sum(squares, -1) - square, 0) / subsample_size
+        unequal += jnp.maximum(jnp.sum(weighted, -1) - square, 0) / subsample_size
     use = jnp.full(len(orders), batching == "importance")
     if batching == "auto":
         use = jnp.less(unequal, WORTHWHILE * equal)

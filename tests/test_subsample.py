@@ -27,7 +27,6 @@ from numpyro_pdmp.batch import (
 from numpyro_pdmp.control_variates import (
     control_variate,
     gradient,
-    rate_and_spread,
     value,
 )
 from numpyro_pdmp.subsample import SubsampledModel
@@ -483,48 +482,6 @@ def test_gradient_is_that_of_the_value(order):
     expected, reverse, forward = run(x)
     np.testing.assert_allclose(reverse, expected, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(forward, expected, rtol=1e-4, atol=1e-3)
-
-
-# Spread
-
-
-@pytest.mark.parametrize(
-    "model, replacement, order",
-    [
-        (logistic, True, None),
-        (logistic, False, 1),
-        (logistic, True, 2),
-        (several, False, 1),
-        (nested, True, None),
-    ],
-)
-def test_spread_is_that_of_the_rate_over_batches(model, replacement, order):
-    subsampled, args, z = make_model(model, num=30)
-    direction = jax.tree.map(jnp.ones_like, z)
-    center = jax.tree.map(lambda a: a + 0.2, z)
-    cv = None if order is None else make_control_variate(model, center, order)
-    batching = "with_replacement" if replacement else "without_replacement"
-    batches = draw_many(0, subsampled.plates, batching, 2000)
-
-    def run(batch):
-        rate, spread = rate_and_spread(subsampled, z, direction, batch, cv, replacement)
-        grad = gradient(subsampled, z, batch, cv)
-        return rate, sum(map(jnp.sum, grad.values())), spread
-
-    rate, expected, spread = jax.jit(jax.vmap(run))(batches)
-    np.testing.assert_allclose(rate, expected, rtol=1e-3, atol=5e-3)
-    ratio = jnp.sqrt(jnp.mean(spread**2)) / jnp.std(rate)
-    assert 0.93 < ratio < (1.3 if model is nested else 1.07)
-
-
-def test_spread_of_small_batches_is_told_from_large_ones():
-    subsampled, _, z = make_model(logistic, num=30)
-    noise = [
-        rate_and_spread(subsampled, z, z, {"data": jnp.arange(k)})[1] for k in (90, 100)
-    ]
-    batches = draw_many(0, subsampled.plates, "with_replacement", 2000)
-    rate, _ = jax.jit(jax.vmap(lambda b: rate_and_spread(subsampled, z, z, b)))(batches)
-    np.testing.assert_allclose(noise, jnp.std(rate), rtol=0.1)
 
 
 def test_subsampled_potential_is_that_of_substitution():
