@@ -7,6 +7,7 @@ from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
 from numpyro_pdmp.diagnostics import Report, check
 from numpyro_pdmp.find_map import MAP, find_map
+from numpyro_pdmp.glm import glm_bound
 from numpyro_pdmp.inference_data import ALL_STATS, to_inference_data
 from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.process.events import (
@@ -43,6 +44,7 @@ __all__ = [
     "__version__",
     "check",
     "find_map",
+    "glm_bound",
     "laplace_reference",
     "to_inference_data",
 ]
