@@ -71,6 +71,8 @@ from numpyro_pdmp.zigzag import ZigZag
 CHECKED_ROWS, CHECKED_PLACES = 64, 4
 #: relative difference that counts as rounding there
 CHECK_TOLERANCE = 1e-2
+#: how far a centre is moved that is no place for a derivative, in whitened coordinates
+NUDGE = 1e-3
 #: the constants are raised by this times the rounding unit
 ROUNDING = 8
 #: a draw is not cut off: where it ends would depend on the rates
@@ -92,6 +94,7 @@ class _Model(NamedTuple):
     prior: Array  # (p, d, d) second derivatives of the prior at each place
     prior_sampled: Array  # (p, d, d) the same in the sampled variable
     off: Array  # (r,) share of a row's gradient that is not along its features
+    predictor: Array  # (r, p) linear predictors of rows, less those of the centre
     first: Array  # (r, p) derivatives of rows
     second: Array  # (r, p)
     third: Array  # (r, p)
@@ -152,6 +155,19 @@ def _curvature_limits(curvature: Any, num_rows: int) -> tuple[np.ndarray, np.nda
     return lower, upper
 
 
+def _off_zeros(scale: Any, features: np.ndarray) -> Any:
+    """The scale, moved by next to nothing if a row's predictor is 0 at its centre.
+
+    There automatic differentiation of ``log1p(exp(-abs(t)))`` and the like, as in
+    NumPyro's Bernoulli distribution, is wrong.
+    """
+    predictor = features @ np.asarray(scale.center, features.dtype)
+    if np.all(predictor[np.any(features != 0, 1)] != 0):
+        return scale
+    noise = random.normal(random.key(1), scale.center.shape, scale.center.dtype)
+    return scale._replace(center=scale.position(NUDGE * noise))
+
+
 def _look_at(
     model: Callable,
     args: tuple,
@@ -206,8 +222,10 @@ def _look_at(
         hessian = jax.vmap(lambda z: jax.hessian(prior)(scale.position(z)))(places)
         whitened = jax.vmap(lambda matrix: whiten(whiten(matrix).T))(hessian)
         gradient = scale.gradient(control.grad_full)
+        predictor = whiten(chosen) @ places.T
+        priors = whitened, hessian
         return _Model(
-            gradient, curvature, whitened, hessian, jnp.max(off, 1), *derivatives
+            gradient, curvature, *priors, jnp.max(off, 1), predictor, *derivatives
         )
 
     return jit_data(evaluate, args, kwargs)(jnp.asarray(rows), chosen)
@@ -232,6 +250,17 @@ def _check_rows(
         raise ValueError(
             f"`curvature` says that second derivatives are from {low:.4g} to {high:.4g}"
             f", but some of the model's are from {seen[0]:.4g} to {seen[1]:.4g}."
+        )
+    # Derivatives may jump where automatic differentiation sees nothing.
+    change = np.asarray(found.first - found.first[:, :1])
+    limits = np.sort(np.stack([low * found.predictor, high * found.predictor]), 0)
+    slack = CHECK_TOLERANCE * np.abs(limits).max(initial=0)
+    slack = slack + 1e-5 * np.abs(found.first).max(initial=0)
+    if np.any(change < limits[0] - slack) or np.any(change > limits[1] + slack):
+        raise ValueError(
+            f"`curvature` says that second derivatives are from {low:.4g} to {high:.4g}"
+            ", but some first derivatives change by more than that; the likelihood "
+            "must be smooth."
         )
     if third is not None:
         most = float(np.max(np.abs(found.third), initial=0))
@@ -429,6 +458,7 @@ def glm_bound(
     scale = reference_scale(reference, subsampled.shapes)
     dim, dtype = scale.center.size, scale.center.dtype
     matrix = _flat_features(features, subsampled)
+    scale = _off_zeros(scale, matrix)
     lower, upper = _curvature_limits(curvature, num_rows)
     third, order = None, 1
     if third_derivative is not None:
