@@ -134,5 +134,5 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 100])
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=["ZigZag"])
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=SCHEMES)
-    parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--seconds", type=float, default=12)
     main(parser.parse_args())
