@@ -8,6 +8,7 @@ from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
 from numpyro_pdmp.diagnostics import Report, check
 from numpyro_pdmp.find_map import MAP, find_map
+from numpyro_pdmp.glm import glm_bound
 from numpyro_pdmp.inference_data import ALL_STATS, to_inference_data
 from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.process.events import (
@@ -46,6 +47,7 @@ __all__ = [
     "find_map",
     "full_data",
     "full_potential",
+    "glm_bound",
     "laplace_reference",
     "to_inference_data",
 ]

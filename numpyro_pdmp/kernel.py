@@ -268,10 +268,11 @@ class PDMPKernel(StartMixin, MCMCKernel):
             adapt_state.refresh_rate,
             target.source,
         )
-        warmup = state.i < adapt_state.num_warmup
-        max_grad = jnp.where(
-            warmup, min(WARMUP_MAX_GRAD, self._max_grad), self._max_grad
-        )
+        max_grad: Any = self._max_grad
+        # If nothing is tuned, warm-up has no cheaper draws to wait for.
+        if self._adapt_mass_matrix or self._scheme.tunes_window:
+            warmup = state.i < adapt_state.num_warmup
+            max_grad = jnp.where(warmup, min(WARMUP_MAX_GRAD, max_grad), max_grad)
         path = reset_stats(state.path)._replace(event=jnp.full_like(state.i, NO_EVENT))
         t_start = path.t_output
 

@@ -277,7 +277,7 @@ class Tangent(EventTime):
         return Envelope(left, (right - left) / window, FLOOR * offset, window)
 
 
-Bound = Callable[[Array, Array], tuple[Array, Array]]
+Bound = Callable[[Array, Array], tuple[Array, ...]]
 
 
 @dataclass(frozen=True)
@@ -288,29 +288,43 @@ class ExactBound(EventTime):
         :math:`\dot x` (both flat) at the start of a segment, returning ``(a, b)``
         with :math:`g_i(s) \le a_i + b_i s` for all :math:`s \ge 0` on the segment;
         scalars or vectors with one entry a rate. A constant bound has ``b = 0``.
+        With a third item, a time, the bound is one up to there, and then renewed.
         A bound that is exceeded is counted as a violation, and
         :func:`numpyro_pdmp.check` calls it an error.
+    :param renew: evaluate the bound anew at every rejected proposal. Else the one of
+        the segment's start goes on.
     """
 
     bound: Bound
+    renew: bool = False
 
     def tuning(self, event_time, rate_size):
         return Tuning(jnp.asarray(event_time), jnp.asarray(0.0))
 
     def open(self, tuning, known):
-        a, b = self.bound(known.position, known.direction)
+        a, b, *horizon = self.bound(known.position, known.direction)
         like = known.rate
+        for array in (a, b):
+            if jnp.shape(array) not in ((), like.shape):
+                raise ValueError(
+                    f"`bound` gave an array of shape {jnp.shape(array)}; the sampler "
+                    f"has rates of shape {like.shape}."
+                )
         return Envelope(
             jnp.broadcast_to(jnp.asarray(a, like.dtype), like.shape),
             jnp.broadcast_to(jnp.asarray(b, like.dtype), like.shape),
             tuning.offset,
-            jnp.full_like(tuning.window, jnp.inf),
+            jnp.full_like(tuning.window, horizon[0] if horizon else jnp.inf),
         )
 
     def reject(self, tuning, known):
-        # The bound of the segment's start goes on: no new evaluation of it.
+        if self.renew:
+            return self.open(tuning, known)
         old = known.envelope
-        return old._replace(value=old.value + old.slope * known.last_time)
+        return old._replace(
+            value=old.value + old.slope * known.last_time,
+            horizon=old.horizon - known.last_time,
+        )
 
 
 @dataclass(frozen=True)

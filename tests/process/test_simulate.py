@@ -414,6 +414,24 @@ def test_rejected_proposals_are_never_accepted_in_the_end():
     assert abs(stats.num_bounces / proposals - 0.02) < 5 * error
 
 
+@pytest.mark.parametrize("renew", [False, True])
+def test_bound_up_to_a_horizon(renew):
+    def bound(x, v):  # a constant, too low later on
+        rate, slope = (PRECISION * (x - MEAN)) @ v, (PRECISION * v) @ v
+        return rate + 0.3 * slope, 0.0, 0.3
+
+    path, stats = simulate(
+        gaussian,
+        BouncyParticle(),
+        random.PRNGKey(0),
+        position=jnp.zeros(3),
+        num_events=8000,
+        event_time=ExactBound(bound, renew),
+    )
+    assert_moments(path, MEAN, 1 / PRECISION)
+    assert stats.num_violations == 0
+
+
 # Errors and imports
 
 
