@@ -35,10 +35,7 @@ from numpyro_pdmp.moments import MAX_ROWS, zero_moments
 from numpyro_pdmp.process.batches import (
     start_batches,
 )
-from numpyro_pdmp.process.path import (
-    restart_path,
-    start_path,
-)
+from numpyro_pdmp.process.path import start_path
 from numpyro_pdmp.process.randomness import normal
 from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.reference import reference_scale
@@ -65,7 +62,7 @@ def first_chain(tree):
 
 
 class StartMixin:
-    """The start of a :class:`~numpyro_pdmp.kernel.PDMPKernel`, kept apart from it."""
+    """The start of a kernel's chains, kept apart from it."""
 
     if TYPE_CHECKING:  # the options are the kernel's
 
@@ -140,7 +137,7 @@ class StartMixin:
             one = z if single else first_chain(z)
             if functions.subsampled is not None:
                 state = self._start_subsampled(state, functions, single, num_warmup)
-            elif num_warmup > 0 and self._descends(one):
+            elif self._descends(one, num_warmup):
                 unravel = ravel_pytree(one)[1]
                 potential_fn = self._target(functions, unravel, None).energy
                 start = partial(self._start, potential_fn=potential_fn)
@@ -263,14 +260,19 @@ class StartMixin:
         vectors, stretch = jnp.zeros((dim, rank), dtype), jnp.ones(rank, dtype)
         return LowRankScale(scale.center, scale.factor, vectors, stretch)
 
-    def _descends(self, z):
+    def _placed(self, state, z):
+        """The state of a chain with whitened position ``z``."""
+        raise NotImplementedError
+
+    def _descends(self, z, num_warmup):
         """Whether warm-up begins with a descent."""
         options = (self._reference, self._inverse_mass_matrix, self._center)
         given = any(option is not None for option in options)
         # In many dimensions it is by reverse mode.
         small = ravel_pytree(z)[0].size <= DENSE_LIMIT
         possible = small or not self._forward_mode_differentiation
-        return self._adapt_mass_matrix and not given and possible
+        adapts = num_warmup > 0 and self._adapt_mass_matrix
+        return adapts and not given and possible
 
     def _start(self, state, potential_fn, num_chains=1):
         """Begin near a mode, with the curvature there as the first metric."""
@@ -284,9 +286,9 @@ class StartMixin:
         else:
             scale, log_mass = find_start_large(potential_fn, x, old)
         start = typical_start(potential_fn, scale, state.whitened)
-        path = restart_path(state.path, scale.whiten(start))
+        state = self._placed(state, scale.whiten(start))
         adapt_state = state.adapt_state._replace(scale=scale)
-        return state._replace(adapt_state=adapt_state, path=path), (log_mass, start)
+        return state._replace(adapt_state=adapt_state), (log_mass, start)
 
     def _start_subsampled(self, state, functions, single, num_warmup):
         """Start, metric and control variate of a subsampled model."""
@@ -296,7 +298,7 @@ class StartMixin:
         order, auto = self._control_variates, self._control_variates == "auto"
         fixed = (self._reference, self._center)
         given = any(option is not None for option in fixed)
-        descends = num_warmup > 0 and self._descends(chain.z) and x.size <= DENSE_LIMIT
+        descends = self._descends(chain.z, num_warmup) and x.size <= DENSE_LIMIT
         if descends:
             mask = self._mask(chain.z)
             scale, control = find_start_subsampled(functions, unravel, x, scale, mask)
@@ -306,7 +308,8 @@ class StartMixin:
             if not given:
                 raise ValueError(
                     f"`control_variates={order}` needs a point to expand around: give "
-                    "`reference` or `center` (see `find_map`), or adapt the metric."
+                    "`reference` or `center` (see `find_map`), or leave the mode to "
+                    "the kernel: up to 256 dimensions, no metric given."
                 )
             num = 1 if auto else int(order)
             control = control_variate(functions.subsampled, scale.center, num)
@@ -318,7 +321,7 @@ class StartMixin:
                 return functions.potential_fn(unravel(x))
 
             x = typical_start(pilot, scale, state.whitened)
-            return state._replace(path=restart_path(state.path, scale.whiten(x)))
+            return self._placed(state, scale.whiten(x))
 
         if descends:  # else the scale is the one that the path is in already
             state = start(state) if single else lax.map(start, state)
@@ -340,5 +343,7 @@ class StartMixin:
             return state
         scale, starts = merge_modes(state.adapt_state.scale, log_mass, starts)
         adapt_state = first_chain(state.adapt_state)._replace(scale=scale)
-        path = jax.vmap(restart_path)(state.path, jax.vmap(scale.whiten)(starts))
-        return state._replace(adapt_state=adapt_state, path=path)
+        state = jax.vmap(self._placed)(
+            state._replace(adapt_state=None), jax.vmap(scale.whiten)(starts)
+        )
+        return state._replace(adapt_state=adapt_state)
