@@ -9,6 +9,7 @@ import numpy as np
 
 from numpyro.infer import MCMC
 from numpyro_pdmp.kernel import PDMPKernel
+from numpyro_pdmp.sgmcmc import SGMCMCKernel
 
 #: state fields that become variables of ``sample_stats``, with ArviZ's names
 SAMPLE_STATS = {
@@ -50,6 +51,12 @@ def to_inference_data(mcmc: MCMC, **kwargs: Any) -> Any:
         names = {k: v for k, v in SAMPLE_STATS.items() if k in stats and k != v}
         data.sample_stats = stats.rename(names)
     sampler = mcmc.sampler
+    if isinstance(sampler, SGMCMCKernel):
+        data["posterior"].attrs.update(
+            sampler=type(sampler).__name__,
+            step_size=np.mean(mcmc.last_state.step_size).item(),
+            num_steps=sampler._num_steps,
+        )
     if not isinstance(sampler, PDMPKernel):
         return data
     adapted = mcmc.last_state.adapt_state
