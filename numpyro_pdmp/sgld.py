@@ -52,8 +52,9 @@ class SGLD(SGMCMCKernel):
     :param step_size: :math:`\epsilon`: a number; a function of the number of steps
         since the start, warm-up included, such as an Optax schedule; or ``"auto"``,
         which is :math:`0.1/(1 + \sigma^2)` in whitened coordinates, for variances that
-        are 2.5 % too large on a Gaussian. ``init`` measures :math:`\sigma^2` with 32
-        pairs of batches.
+        are 2.5 % too large on a Gaussian (measured with control variates: 1.8 % on
+        the mean of 100 observations, 2.0 % on a logistic regression, with errors of
+        1.0 and 0.8 %). ``init`` measures :math:`\sigma^2` with 32 pairs of batches.
     :param int num_steps: steps a draw.
     :param precondition: whether to run in whitened coordinates, of ``reference`` or
         ``inverse_mass_matrix``, or of the curvature at the mode. Default: if one of
