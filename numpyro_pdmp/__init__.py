@@ -3,6 +3,7 @@
 
 """Piecewise deterministic Markov process samplers as NumPyro kernels."""
 
+from numpyro_pdmp.all_data import full_data, full_potential
 from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
 from numpyro_pdmp.diagnostics import Report, check
@@ -52,6 +53,8 @@ __all__ = [
     "__version__",
     "check",
     "find_map",
+    "full_data",
+    "full_potential",
     "laplace_reference",
     "to_inference_data",
 ]

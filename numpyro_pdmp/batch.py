@@ -11,7 +11,7 @@ from collections.abc import Callable
 import math
 from typing import NamedTuple
 
-from jax import Array, lax
+from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
@@ -137,6 +137,23 @@ def draw_batch(
             "`batching='epoch'` needs a state; use `start_batches` and `next_batch`."
         )
     return next_batch(None, bits, plates, batching)[1]
+
+
+def random_batch(rng_key: Array, plates: Plates) -> Batch:
+    """A mini-batch without any row twice; all rows in order where it has all of them.
+
+    :param rng_key: decides the batch.
+    :param plates: size and subsample size of each plate.
+    """
+    batch = {
+        name: jnp.arange(size, dtype=jnp.int32)
+        for name, (size, subsample_size) in plates.items()
+        if subsample_size == size
+    }
+    others = {name: sizes for name, sizes in plates.items() if name not in batch}
+    num = num_words(others, "without_replacement")
+    bits = random.bits(rng_key, (num,), jnp.uint32)
+    return batch | draw_batch(bits, others, "without_replacement")
 
 
 def _next_of_epoch(

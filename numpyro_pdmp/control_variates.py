@@ -12,8 +12,10 @@ and order 2 adds :math:`(\nabla^2 U(c) - \nabla^2 U_B(c))\,\delta`. Both are unb
 and exact where :math:`U_B - U` is linear (quadratic) in x. The prior adds no noise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 import jax
 from jax import Array, lax
@@ -21,6 +23,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro_pdmp.batch import Batch
+from numpyro_pdmp.moments import AnyScale
 from numpyro_pdmp.subsample import CHUNK_SIZE, SubsampledModel
 
 
@@ -97,6 +100,13 @@ def control_variate(
     )
 
 
+def of_order(cv: ControlVariate | None, order: int) -> ControlVariate | None:
+    """A control variate cut down to this order; 0 is none."""
+    if cv is None or order == 0:
+        return None
+    return cv._replace(hessian_full=None) if order == 1 else cv
+
+
 def gradient(
     model: SubsampledModel,
     z: Any,
@@ -157,23 +167,20 @@ def rate_and_spread(
     batch: Batch,
     cv: ControlVariate | None = None,
     replacement: bool = True,
-) -> tuple[Array, Array] | None:
+) -> tuple[Array, Array]:
     """Directional derivative of the potential, and its standard deviation over batches.
 
     Both are estimated from this one batch, by forward mode: every row has its own
     directional derivative, of which the estimate is a sum. For nested plates the
-    spread is a little too large rather than too small. None where one row of a plate
-    is all there is to tell it from.
+    spread is a little too large rather than too small.
 
-    :param model: the model.
+    :param model: the model; the spread is over batches of its own size.
     :param z: position.
     :param direction: direction of the derivative, as ``z``.
-    :param batch: indices of each subsampled plate.
+    :param batch: two indices of each subsampled plate, or more.
     :param cv: control variate.
     :param replacement: whether batches are drawn with replacement.
     """
-    if any(len(batch[name]) < 2 for name in model.plates):
-        return None
 
     def derivative(z):
         return jax.jvp(lambda z: model.row_energies(z, batch), (z,), (direction,))[1]
@@ -183,8 +190,43 @@ def rate_and_spread(
         rate, rows = _subtract((rate, rows), _taylor(derivative, z, cv))
         rate += _dot(direction, _taylor_full(z, cv))
     variance = jnp.zeros_like(rate)
-    for name, (size, _) in model.plates.items():
-        num = len(batch[name])
-        left = 1 if replacement else 1 - num / size
-        variance += num * left * jnp.var(rows[name], ddof=1)
+    for name, (size, subsample_size) in model.plates.items():
+        num = len(batch[name])  # each row is scaled by size / num
+        left = 1 if replacement else 1 - subsample_size / size
+        variance += num**2 / subsample_size * left * jnp.var(rows[name], ddof=1)
     return rate, jnp.sqrt(variance)
+
+
+def rate_noise(
+    model: SubsampledModel,
+    scale: AnyScale,
+    batch: Batch,
+    control_variates: Sequence[ControlVariate | None],
+    replacement: bool = True,
+) -> Array:
+    r"""Typical spread over batches of the rate :math:`v \cdot \nabla U`.
+
+    At corners of a cube about the centre of ``scale``, as far from it as draws of a
+    Gaussian, in directions to other corners.
+
+    :param model: the model.
+    :param scale: centre and scale of the posterior.
+    :param batch: rows to tell it from.
+    :param control_variates: what is compared, with flat centres.
+    :param replacement: whether batches are drawn with replacement.
+    :return: root mean square of the spread with each of the control variates.
+    """
+    dim = scale.center.size
+    corners = np.random.default_rng(0).choice([-1.0, 1.0], (4, 2, dim))
+
+    def spread(pair):
+        z, v = pair
+        x, direction = scale.position(z), scale.direction(v)
+
+        def of(cv):
+            return rate_and_spread(model, x, direction, batch, cv, replacement)[1]
+
+        return jnp.stack([of(cv) for cv in control_variates])
+
+    spreads = lax.map(spread, jnp.asarray(corners, scale.center.dtype))
+    return jnp.sqrt(jnp.mean(spreads**2, 0))

@@ -18,6 +18,7 @@ import optax
 
 from numpyro.infer import init_to_uniform
 from numpyro.optim import Minimize, _NumPyroOptim
+from numpyro_pdmp.batch import random_batch
 from numpyro_pdmp.hessian import (
     DENSE_DIMENSIONS,
     dense_factor,
@@ -25,16 +26,15 @@ from numpyro_pdmp.hessian import (
     hessian_dense,
     hutchinson_diagonal,
 )
-from numpyro_pdmp.initialize import strategy_params
-from numpyro_pdmp.minibatch import (
-    Batches,
-    batch_potential,
-    check_sites,
-    is_subsampled,
-    jit_data,
-    model_layout,
-)
+from numpyro_pdmp.initialize import check_sites, jit_arrays, strategy_params
 from numpyro_pdmp.process.scale import Scale
+from numpyro_pdmp.subsample import (
+    as_jax_rows,
+    batch_potential,
+    is_random,
+    model_layout,
+    with_batch,
+)
 
 #: batches over which the energy of a subsampled model is averaged at start and end
 EVALUATION_BATCHES = 128
@@ -256,8 +256,9 @@ def find_map(
     >>> round(float(result.params["mu"]), 3)
     0.75
     """
-    layout = model_layout(model, model_args, model_kwargs, batch)
-    subsampled = is_subsampled(layout)
+    shapes, plates = model_layout(model, model_args, model_kwargs, batch)
+    subsampled = is_random(plates)
+    data = as_jax_rows((model_args, model_kwargs), plates)
     newton = optimizer is None and not subsampled
     if num_steps is None:
         num_steps = 1000 if newton else 10_000
@@ -272,11 +273,11 @@ def find_map(
     key_start, key_steps, key_value = random.split(rng_key, 3)
 
     def compiled(fn: Callable) -> Callable:
-        return jit_data(fn, model_args, model_kwargs)
+        return jit_arrays(fn, *data)
 
     @compiled
     def draw_start(args, kwargs):
-        start = Batches(model, key_value, layout.plates)
+        start = with_batch(model, random_batch(key_value, plates))
         return strategy_params(
             key_start, start, init_strategy, False, lambda f: f, args, kwargs
         )[0]
@@ -284,12 +285,12 @@ def find_map(
     if init_params is None:
         params = draw_start()
     else:
-        params = check_sites(init_params, layout, "init_params")
+        params = check_sites(init_params, shapes, "init_params")
     x, unravel = ravel_pytree(params)
 
     @compiled
     def evaluate(args, kwargs, params):
-        potential_fn = batch_potential(model, args, kwargs, layout)
+        potential_fn = batch_potential(model, args, kwargs, plates)
         keys = random.split(key_value, EVALUATION_BATCHES if subsampled else 1)
         every = lax.map(lambda key: jax.value_and_grad(potential_fn)(params, key), keys)
         value, grad = jax.tree.map(lambda x: jnp.mean(x, axis=0), every)
@@ -297,7 +298,7 @@ def find_map(
 
     @compiled
     def run(args, kwargs, scale, loop, stop):
-        potential_fn = batch_potential(model, args, kwargs, layout)
+        potential_fn = batch_potential(model, args, kwargs, plates)
 
         def whitened(z, key):
             return potential_fn(unravel(scale.position(z)), key)
@@ -307,7 +308,7 @@ def find_map(
 
     @compiled
     def curvature(args, kwargs, x):
-        potential_fn = batch_potential(model, args, kwargs, layout)
+        potential_fn = batch_potential(model, args, kwargs, plates)
         return _curvature_factor(lambda x: potential_fn(unravel(x), key_value), x)
 
     energy, grad = evaluate(params)

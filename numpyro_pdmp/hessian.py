@@ -13,13 +13,10 @@ import jax.numpy as jnp
 from numpyro.distributions import Unit
 from numpyro.handlers import block, seed, trace
 from numpyro.infer.util import _unconstrain_params
-from numpyro_pdmp.minibatch import (
-    Batches,
-    check_sites,
-    jit_data,
-    model_layout,
-)
+from numpyro_pdmp.batch import random_batch
+from numpyro_pdmp.initialize import check_sites, jit_arrays
 from numpyro_pdmp.process.scale import LowRankScale
+from numpyro_pdmp.subsample import as_jax_rows, model_layout, with_batch
 
 #: most dimensions for which "auto" takes one product per dimension
 EXACT_DIMENSIONS = 1024
@@ -252,17 +249,17 @@ def fisher_diagonal(
     :return: one value per dimension, in the order of ``ravel_pytree(params)``.
     """
     kwargs = {} if model_kwargs is None else model_kwargs
-    layout = model_layout(model, model_args, kwargs, batch)
-    x, unravel = ravel_pytree(check_sites(params, layout, "params"))
+    shapes, plates = model_layout(model, model_args, kwargs, batch)
+    x, unravel = ravel_pytree(check_sites(params, shapes, "params"))
     if num_probes < 1:
         raise ValueError(f"`num_probes` must be at least 1, got {num_probes}.")
 
     def log_probs(args, kwargs, x, rng_key):
         """Terms of the likelihood with their weights, and the rest."""
         # A key for whatever else the model draws, the same at every call.
-        batches = seed(Batches(model, rng_key, layout.plates), random.key(0))
+        seeded = seed(with_batch(model, random_batch(rng_key, plates)), random.key(0))
         with block():
-            sites = trace(_unconstrain_params(batches, unravel(x))).get_trace(
+            sites = trace(_unconstrain_params(seeded, unravel(x))).get_trace(
                 *args, **kwargs
             )
         terms, prior = [], jnp.zeros((), x.dtype)
@@ -314,4 +311,4 @@ def fisher_diagonal(
         return prior + jnp.mean(every, axis=0)
 
     key = random.key(0) if rng_key is None else rng_key
-    return jit_data(estimate, model_args, kwargs)(x, key)
+    return jit_arrays(estimate, *as_jax_rows((model_args, kwargs), plates))(x, key)

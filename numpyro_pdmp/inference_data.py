@@ -3,11 +3,14 @@
 
 """From a finished run to ArviZ."""
 
+import copy
 from typing import Any
 
 import numpy as np
 
+import numpyro
 from numpyro.infer import MCMC
+from numpyro_pdmp.all_data import full_data, pointwise_log_likelihood
 from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.sgmcmc import SGMCMCKernel
 
@@ -28,7 +31,24 @@ SAMPLE_STATS = {
 ALL_STATS = tuple(name for name in SAMPLE_STATS if name != "diverging")
 
 
-def to_inference_data(mcmc: MCMC, **kwargs: Any) -> Any:
+def _log_likelihood(mcmc: MCMC, observed: Any) -> Any:
+    """Pointwise log likelihood of a subsampled run, as a dataset."""
+    import arviz as az
+
+    samples = mcmc.get_samples()
+    values = pointwise_log_likelihood(
+        mcmc.sampler.model, samples, mcmc._args, mcmc._kwargs
+    )
+    # Names of dimensions as those of the observations, without their event dimensions.
+    dims = {name: list(observed[name].dims[: v.ndim - 1]) for name, v in values.items()}
+    coords = {name: coord.values for name, coord in observed.coords.items()}
+    chains = {
+        name: v.reshape(mcmc.num_chains, -1, *v.shape[1:]) for name, v in values.items()
+    }
+    return az.dict_to_dataset(chains, library=numpyro, coords=coords, dims=dims)
+
+
+def to_inference_data(mcmc: MCMC, log_likelihood: bool = False, **kwargs: Any) -> Any:
     """Convert a finished run to :class:`arviz.InferenceData`.
 
     On top of :func:`arviz.from_numpyro`: every collected statistic of the kernel is in
@@ -37,27 +57,48 @@ def to_inference_data(mcmc: MCMC, **kwargs: Any) -> Any:
     the attributes of ``posterior``. To collect all statistics, run with
     ``extra_fields=ALL_STATS``.
 
+    With subsampled plates, ``observed_data`` and ``log_likelihood`` are those of all
+    rows, in order, while ``lp`` is an estimate from one mini-batch for each draw (see
+    :func:`~numpyro_pdmp.full_potential`).
+
     :param mcmc: an ``MCMC`` object that has run.
-    :param kwargs: passed on to :func:`arviz.from_numpyro`; ``log_likelihood``
-        defaults to False, since it takes an evaluation of the likelihood a draw.
+    :param log_likelihood: add the log likelihood of each observation at each draw,
+        which takes an evaluation of the likelihood a draw, and memory for the number of
+        observations times the number of draws.
+    :param kwargs: passed on to :func:`arviz.from_numpyro`.
     :return: the inference data.
     """
     import arviz as az
 
-    kwargs.setdefault("log_likelihood", False)
-    data = az.from_numpyro(mcmc, **kwargs)
+    sampler, run = mcmc.sampler, mcmc
+    if mcmc.last_state is None:
+        raise ValueError(
+            f"`mcmc` with sampler {type(sampler).__name__} has not run; call "
+            "`mcmc.run` first."
+        )
+    is_pdmp, state = isinstance(sampler, PDMPKernel), mcmc.last_state
+    batches = getattr(state.path if is_pdmp else state, "batches", None)
+    subsampled = batches is not None
+    if subsampled:
+        run = copy.copy(mcmc)
+        run.sampler = sampler.wrap_model(full_data)
+    data = az.from_numpyro(
+        run, log_likelihood=log_likelihood and not subsampled, **kwargs
+    )
+    if subsampled and log_likelihood and "observed_data" in data:
+        groups = {"log_likelihood": _log_likelihood(mcmc, data["observed_data"])}
+        data.add_groups(groups)
     if "sample_stats" in data:
         stats = data["sample_stats"]
         names = {k: v for k, v in SAMPLE_STATS.items() if k in stats and k != v}
         data.sample_stats = stats.rename(names)
-    sampler = mcmc.sampler
     if isinstance(sampler, SGMCMCKernel):
         data["posterior"].attrs.update(
             sampler=type(sampler).__name__,
             step_size=np.mean(mcmc.last_state.step_size).item(),
             num_steps=sampler._num_steps,
         )
-    if not isinstance(sampler, PDMPKernel):
+    if not is_pdmp:
         return data
     adapted = mcmc.last_state.adapt_state
     data["posterior"].attrs.update(

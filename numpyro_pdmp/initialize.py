@@ -26,29 +26,50 @@ _NOT_CONCRETE = (
 )
 
 
-def jit_arrays(fn: Callable, compiler_options: dict | None) -> Callable:
-    """Compile ``fn`` for one call, with JAX arrays passed on and all else built in.
+def jit_arrays(
+    fn: Callable, *data: Any, compiler_options: dict | None = None
+) -> Callable:
+    """Compile ``fn(*data, *rest)`` as a function of ``rest``.
 
-    Large data embedded as constants are slow to compile. But a model may use its
-    arguments for shapes and control flow: NumPy arrays and numbers always stay as they
-    are, and if the model needs the values of JAX arrays, so do they.
+    Large data embedded as constants are slow to compile, so JAX arrays among them are
+    passed on. But a model may use its arguments for shapes and control flow: NumPy
+    arrays and numbers always stay as they are, and if the model needs the values of JAX
+    arrays, so do they.
     """
+    leaves, treedef = jax.tree.flatten(data)
+    arrays = [x if isinstance(x, jax.Array) else None for x in leaves]
 
-    def call(*args):
-        leaves, treedef = jax.tree.flatten(args)
-        arrays = [x if isinstance(x, jax.Array) else None for x in leaves]
+    @partial(jax.jit, compiler_options=compiler_options)
+    def of_arrays(arrays, *rest):
+        both = zip(arrays, leaves, strict=True)
+        merged = [b if a is None else a for a, b in both]
+        return fn(*jax.tree.unflatten(treedef, merged), *rest)
 
-        def of_arrays(arrays):
-            both = zip(arrays, leaves, strict=True)
-            merged = [b if a is None else a for a, b in both]
-            return fn(*jax.tree.unflatten(treedef, merged))
-
+    def call(*rest):
         try:
-            return jax.jit(of_arrays, compiler_options=compiler_options)(arrays)
+            return of_arrays(arrays, *rest)
         except _NOT_CONCRETE:
-            return jax.jit(lambda: fn(*args), compiler_options=compiler_options)()
+            arrays[:] = [None] * len(arrays)
+            return of_arrays(arrays, *rest)
 
     return call
+
+
+def check_sites(params: Any, shapes: dict, argument: str) -> dict[str, Array]:
+    """Unconstrained values as float arrays, checked against the model's shapes."""
+    if not isinstance(params, dict):
+        raise TypeError(
+            f"`{argument}` must be a dict of unconstrained values for the sites "
+            f"{sorted(shapes)}, got {type(params).__name__}."
+        )
+    given = {name: jnp.shape(params[name]) for name in sorted(params)}
+    expected = {name: shapes[name].shape for name in sorted(shapes)}
+    if given != expected:
+        raise ValueError(
+            f"`{argument}` has sites of shapes {given}; the model's unconstrained "
+            f"sites are {expected}."
+        )
+    return {k: jnp.asarray(v, jnp.result_type(v, float)) for k, v in params.items()}
 
 
 def checked_energy(potential_fn: Callable, grad_fn: Callable, z: Any) -> Array:

@@ -35,14 +35,14 @@ from numpyro_pdmp.hessian import (
     hutchinson_diagonal,
     lower_factor,
 )
-from numpyro_pdmp.minibatch import (
+from numpyro_pdmp.initialize import check_sites, jit_arrays
+from numpyro_pdmp.process.scale import LowRankScale, Scale
+from numpyro_pdmp.subsample import (
+    as_jax_rows,
     batch_potential,
-    check_sites,
-    is_subsampled,
-    jit_data,
+    is_random,
     model_layout,
 )
-from numpyro_pdmp.process.scale import LowRankScale, Scale
 
 SUPPORTED_GUIDES = (
     AutoDelta,
@@ -251,25 +251,21 @@ def laplace_reference(
     for name, number in (("num_probes", num_probes), ("num_batches", num_batches)):
         if number < 1:
             raise ValueError(f"`{name}` must be at least 1, got {number}.")
-    layout = model_layout(model, model_args, model_kwargs, batch)
+    shapes, plates = model_layout(model, model_args, model_kwargs, batch)
     values = params.params if isinstance(params, MAP) else params
-    values = check_sites(values, layout, "params")
-    x, unravel = ravel_pytree(values)
+    values = check_sites(values, shapes, "params")
+    x = ravel_pytree(values)[0]
     if kind == "auto":
         kind = "dense" if x.size <= DENSE_DIMENSIONS else "diagonal"
     rank = min(rank, x.size)
-    subsampled = is_subsampled(layout)
     key = random.key(0) if rng_key is None else rng_key
 
     def scale(args, kwargs, x):
-        potential_fn = batch_potential(model, args, kwargs, layout)
+        of_batch = batch_potential(model, args, kwargs, plates)
         key_probes, key_batches, key_rank = random.split(key, 3)
 
-        def of_batch(x, batch_key):
-            return potential_fn(unravel(x), batch_key)
-
         def average(x):
-            if not subsampled:
+            if not is_random(plates):
                 return of_batch(x, key_batches)
             # Recomputed in the backward pass: the memory is that of one batch.
             one = jax.checkpoint(lambda batch_key: of_batch(x, batch_key))
@@ -304,7 +300,8 @@ def laplace_reference(
         curvature = fill_zeros(jnp.abs(curvature) + damping)
         result: Scale | LowRankScale = Scale(x, 1 / jnp.sqrt(curvature))
     else:
-        result = jit_data(scale, model_args, model_kwargs)(x)
+        data = as_jax_rows((model_args, model_kwargs), plates)
+        result = jit_arrays(scale, *data)(x)
     finite = all(np.all(np.isfinite(a)) for a in result)
     if not finite:
         raise ValueError(

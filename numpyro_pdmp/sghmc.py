@@ -75,8 +75,8 @@ class SGHMC(SGMCMCKernel):
         tolerates more noise. In others the unit is the inverse of a standard
         deviation, so give it along with ``step_size``.
     :param noise_estimate: :math:`\hat V`, how much of the gradient's variance is known
-        and can be taken from the noise that is added; ``"auto"`` measures it in
-        ``init``, as a mean over coordinates.
+        and can be taken from the noise that is added; ``"auto"``, in whitened
+        coordinates, measures it in ``init``, as a mean over coordinates.
     :param bool refresh_momentum: whether every draw begins with a new momentum.
     :param kwargs: as for :class:`~numpyro_pdmp.SGLD`.
 
@@ -120,6 +120,11 @@ class SGHMC(SGMCMCKernel):
                 f"`friction={friction}` times the step size {size:.3g} must be below "
                 "1, or momenta turn around at every step; reduce one."
             )
+        if auto and not self._precondition:
+            raise ValueError(
+                "`noise_estimate='auto'` is for whitened coordinates; set "
+                "`precondition=True`, or give a number."
+            )
         number = not (callable(self._step_size) or isinstance(self._step_size, str))
         if number and not auto and size * noise_estimate > 2 * friction:
             raise ValueError(
@@ -131,7 +136,6 @@ class SGHMC(SGMCMCKernel):
         self._friction = friction
         self._noise_estimate = noise_estimate
         self._refresh_momentum = refresh_momentum
-        self._needs_variance = auto
 
     def _first_memory(self, noise):
         return noise

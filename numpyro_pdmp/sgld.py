@@ -54,7 +54,7 @@ class SGLD(SGMCMCKernel):
         which is :math:`0.1/(1 + \sigma^2)` in whitened coordinates, for variances that
         are 2.5 % too large on a Gaussian (measured with control variates: 1.8 % on
         the mean of 100 observations, 2.0 % on a logistic regression, with errors of
-        1.0 and 0.8 %). ``init`` measures :math:`\sigma^2` with 32 pairs of batches.
+        1.0 and 0.8 %). ``init`` measures :math:`\sigma^2` on 256 rows.
     :param int num_steps: steps a draw.
     :param precondition: whether to run in whitened coordinates, of ``reference`` or
         ``inverse_mass_matrix``, or of the curvature at the mode. Default: if one of
@@ -70,7 +70,8 @@ class SGLD(SGMCMCKernel):
         ``inverse_mass_matrix`` or ``center`` is given, for subsampled models up to
         256 dimensions.
     :param control_variates: order of the control variates of a subsampled model, 1 or
-        2, or None for none. ``"auto"`` is 1 if there is a point to expand around.
+        2, or None for none. ``"auto"`` measures which is best if there is a point to
+        expand around.
     :param str batching: how rows are drawn: ``"without_replacement"``,
         ``"with_replacement"``, ``"epoch"`` or ``"contiguous"``.
     :param callable init_strategy: a per-site initialization function.

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 from numpyro.util import is_prng_key
 from numpyro_pdmp.control_variates import ControlVariate
-from numpyro_pdmp.initialize import jit_arrays
 from numpyro_pdmp.model_kernel import ModelKernel
 from numpyro_pdmp.moments import AnyScale
 from numpyro_pdmp.options import (
@@ -34,13 +33,10 @@ from numpyro_pdmp.process.batches import batch_arguments, start_batches
 from numpyro_pdmp.process.randomness import draw_uniform, normal
 from numpyro_pdmp.process.scale import Scale
 from numpyro_pdmp.start import first_chain
-from numpyro_pdmp.subsample import as_jax_rows
 from numpyro_pdmp.warmup import DENSE_LIMIT
 
 #: relative error of a Gaussian's variances for which ``step_size="auto"`` is chosen
 TARGET_BIAS = 0.025
-#: pairs of batches from which the variance of the gradient is estimated
-NUM_PAIRS = 32
 
 SGMCMCState = namedtuple(
     "SGMCMCState",
@@ -110,8 +106,6 @@ class SGMCMCKernel(ModelKernel):
     _dense_mass: ClassVar[None] = None
     _low_rank: ClassVar[None] = None
     _hard_walls: ClassVar[bool] = False
-    #: whether the variance of the gradient is needed even with a given step
-    _needs_variance: bool = False
 
     def __init__(
         self,
@@ -196,22 +190,12 @@ class SGMCMCKernel(ModelKernel):
         state = super().init(rng_key, num_warmup, init_params, model_args, kwargs)
         single, found = is_prng_key(rng_key), state.adapt_state
         one = state.z if single else first_chain(state.z)
-        functions = self._functions(model_args, kwargs)
-        self._check_found(one, functions)
+        self._check_found(one, subsampled=state.batches is not None)
         if not self._precondition:
             state = self._in_own_units(state, single)
             found = state.adapt_state
-        auto = isinstance(self._step_size, str)
-        if functions.subsampled is not None and (auto or self._needs_variance):
-            sizes = {size for size, _ in functions.subsampled.plates.values()}
-            args = as_jax_rows((model_args, kwargs), sizes)
-            z = state.whitened if single else state.whitened[0]
-            key = random.fold_in(rng_key if single else rng_key[0], 2)
-            measure = jit_arrays(partial(self._measured_variance, one), None)
-            variance = measure(found, z, key, *args)
-            found = found._replace(gradient_variance=variance)
         size: Any = jnp.nan if callable(self._step_size) else self._step_size
-        if auto:
+        if isinstance(self._step_size, str):
             size = self._auto_step_size(found.gradient_variance)
         size = jnp.asarray(size, found.gradient_variance.dtype)
         return state._replace(adapt_state=found._replace(step_size=size))
@@ -220,11 +204,14 @@ class SGMCMCKernel(ModelKernel):
         """A mode is worth as much without warm-up."""
         return super()._descends(z, num_warmup=1)
 
-    def _check_found(self, z, functions):
+    def _finds_mode(self, z, subsampled):
+        small = not subsampled or ravel_pytree(z)[0].size <= DENSE_LIMIT
+        return small and self._descends(z, 0)
+
+    def _check_found(self, z, subsampled):
         given = self._reference is not None or self._inverse_mass_matrix is not None
         dim = ravel_pytree(z)[0].size
-        small = functions.subsampled is None or dim <= DENSE_LIMIT
-        if self._precondition and not given and not (self._descends(z, 0) and small):
+        if self._precondition and not given and not self._finds_mode(z, subsampled):
             name = "step_size" if isinstance(self._step_size, str) else "precondition"
             value = getattr(self, f"_{name}")
             raise ValueError(
@@ -243,29 +230,11 @@ class SGMCMCKernel(ModelKernel):
         z = move(state.whitened)
         return state._replace(adapt_state=found, whitened=z, last=z)
 
-    def _measured_variance(self, one, found, z, rng_key, model_args, kwargs):
-        """Variance over batches of the whitened gradient, at typical points."""
-        functions = self._functions(model_args, kwargs)
-        target = self._target(functions, ravel_pytree(one)[1], found.control)
-        source, scale = target.source, found.scale
-
-        def gradient(z, batch):
-            return scale.gradient(target.gradient(scale.position(z), batch))
-
-        def half_square(key):
-            # Not at the centre, where control variates remove all noise.
-            point = random.normal(key, z.shape, z.dtype) if self._precondition else z
-            words = random.bits(
-                random.fold_in(key, 1), (3, source.num_words), jnp.uint32
-            )
-            batches, first = source.next(source.start(words[0]), words[1])
-            second = source.next(batches, words[2])[1]
-            return jnp.mean((gradient(point, first) - gradient(point, second)) ** 2) / 2
-
-        squares = lax.map(half_square, random.split(rng_key, NUM_PAIRS))
-        finite = jnp.isfinite(squares)
-        total = jnp.sum(jnp.where(finite, squares, 0))
-        return total / jnp.maximum(jnp.sum(finite), 1)
+    def _with_noise(self, chain, noise):
+        # Of the rate along a vector that has length 1 in each coordinate.
+        variance = jnp.where(jnp.isfinite(noise), noise, 0) ** 2 / chain.whitened.size
+        dtype = chain.whitened.dtype
+        return chain.adapt_state._replace(gradient_variance=variance.astype(dtype))
 
     def _init_state(self, source, num_warmup, rng_key, random_numbers, z, energy):
         uniform, words = random_numbers
@@ -274,7 +243,7 @@ class SGMCMCKernel(ModelKernel):
         zero, count = jnp.zeros((), x.dtype), jnp.zeros((), int)
         # A descent replaces the position, and takes noise from where it was.
         position = scale.whiten(x)
-        if self._descends(z, num_warmup):
+        if self._finds_mode(z, source is not None):
             position = normal(uniform[x.size + 1 :])
         found = Found(scale, None, zero, zero, jnp.asarray(num_warmup))
         return SGMCMCState(

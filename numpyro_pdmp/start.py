@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro.util import find_stack_level, identity, is_prng_key, not_jax_tracer
-from numpyro_pdmp.control_variates import control_variate
+from numpyro_pdmp.control_variates import control_variate, of_order, rate_noise
 from numpyro_pdmp.descent import (
     find_start,
     find_start_large,
@@ -41,7 +41,7 @@ from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.reference import reference_scale
 from numpyro_pdmp.state import PDMPState
 from numpyro_pdmp.subsample import as_jax_rows
-from numpyro_pdmp.target import find_start_subsampled
+from numpyro_pdmp.target import find_start_subsampled, pilot_batch
 from numpyro_pdmp.warmup import (
     DENSE_LIMIT,
     AdaptState,
@@ -54,6 +54,13 @@ EVENT_BATCH = (
     "variates the variance of BPS is 1.45 sqrt(N/m) times too large, for N rows in "
     "batches of m. Use `batch='proposal'`."
 )
+
+
+#: rows from which the noise of mini-batches is told before warm-up
+NOISE_ROWS = 256
+#: cost of a gradient with control variates of order 0, 1 and 2, and how many more
+#: gradients a unit of noise in the rates takes: both rough
+GRADIENT_COSTS, NOISE_COST = (1.0, 1.5, 2.5), 2.5
 
 
 def first_chain(tree):
@@ -77,8 +84,8 @@ class StartMixin:
         keys = vmap(lambda key: tuple(random.split(key)))(rng_key)
         functions = self._functions(model_args, kwargs)  # clear errors before all else
         if functions.subsampled is not None:
-            sizes = {size for size, _ in functions.subsampled.plates.values()}
-            model_args, kwargs = as_jax_rows((model_args, kwargs), sizes)
+            plates = functions.subsampled.plates
+            model_args, kwargs = as_jax_rows((model_args, kwargs), plates)
             if self._batch == "event":
                 warnings.warn(EVENT_BATCH, stacklevel=find_stack_level())
         z_energy = given_params(
@@ -94,7 +101,7 @@ class StartMixin:
         new_params = partial(
             strategy_params,
             keys[1],
-            functions.model or self._model,
+            functions.model,
             self._init_strategy,
             self._forward_mode_differentiation,
             vmap,
@@ -122,7 +129,7 @@ class StartMixin:
         if z_energy is None:
             first = uniform_params(keys[1], functions, self._init_strategy, vmap)
 
-        def init_chains(keys, random_numbers, first, z_energy, model_args, kwargs):
+        def init_chains(model_args, kwargs, keys, random_numbers, first, z_energy):
             if z_energy is None:
                 z_energy = self._first_params(
                     first, concrete, new_params, vmap, model_args, kwargs
@@ -135,8 +142,11 @@ class StartMixin:
             shared = not single and self._cross_chain_adapt
             functions = self._functions(model_args, kwargs)
             one = z if single else first_chain(z)
+            order = None
             if functions.subsampled is not None:
-                state = self._start_subsampled(state, functions, single, num_warmup)
+                state, order = self._start_subsampled(
+                    state, functions, single, num_warmup
+                )
             elif self._descends(one, num_warmup):
                 unravel = ravel_pytree(one)[1]
                 potential_fn = self._target(functions, unravel, None).energy
@@ -147,18 +157,22 @@ class StartMixin:
                     state = self._start_all(start, state, shared)
             elif shared:
                 state = state._replace(adapt_state=first_chain(state.adapt_state))
-            return state, energy
+            return state, energy, order
 
         # Compiled as one, since dispatching the many small operations takes longer; and
         # quickly, since it runs once.
         options = None
         if concrete and jax.default_backend() == "cpu":
             options = {"xla_backend_optimization_level": 0}
-        compiled, numbers = jit_arrays(init_chains, options), (uniform, words)
-        state, energy = compiled(keys, numbers, first, z_energy, model_args, kwargs)
-        if concrete and first is not None and not jnp.all(jnp.isfinite(energy)):
-            # The first guess is not valid: search, as NumPyro does.
-            state, energy = compiled(keys, numbers, None, z_energy, model_args, kwargs)
+        compiled = jit_arrays(init_chains, model_args, kwargs, compiler_options=options)
+        for guess in (first, None):
+            state, energy, order = compiled(keys, (uniform, words), guess, z_energy)
+            if guess is None or not concrete or jnp.all(jnp.isfinite(energy)):
+                break  # else the first guess is not valid: search, as NumPyro does
+        if concrete and order is not None:
+            control = of_order(state.adapt_state.control, int(order))
+            adapt_state = state.adapt_state._replace(control=control)
+            state = state._replace(adapt_state=adapt_state)
         if concrete and not jnp.all(jnp.isfinite(energy)):
             if self._reference is not None:
                 raise ValueError(
@@ -291,7 +305,11 @@ class StartMixin:
         return state._replace(adapt_state=adapt_state), (log_mass, start)
 
     def _start_subsampled(self, state, functions, single, num_warmup):
-        """Start, metric and control variate of a subsampled model."""
+        """Start, metric, control variate and first envelope of a subsampled model.
+
+        :return: the state, and which order of control variates is best if that is not
+            the user's choice.
+        """
         chain = state if single else first_chain(state)
         x, unravel = ravel_pytree(chain.z)
         scale, control = chain.adapt_state.scale, None
@@ -302,8 +320,6 @@ class StartMixin:
         if descends:
             mask = self._mask(chain.z)
             scale, control = find_start_subsampled(functions, unravel, x, scale, mask)
-            if order in (None, 1) or auto:
-                control = control._replace(hessian_full=None)
         elif order is not None and (given or not auto):
             if not given:
                 raise ValueError(
@@ -313,8 +329,22 @@ class StartMixin:
                 )
             num = 1 if auto else int(order)
             control = control_variate(functions.subsampled, scale.center, num)
-        control = None if order is None else control
-        adapt_state = chain.adapt_state._replace(scale=scale, control=control)
+        most = 0 if control is None else 1 + (control.hessian_full is not None)
+        noise = rate_noise(
+            functions.subsampled,
+            scale,
+            pilot_batch(functions.subsampled.plates, NOISE_ROWS),
+            [of_order(control, k) for k in range(most + 1)],
+            self._batching in ("with_replacement", "contiguous"),
+        )
+        if auto:
+            costs = jnp.asarray(GRADIENT_COSTS[: most + 1]) * (1 + NOISE_COST * noise)
+            best = jnp.argmin(jnp.where(jnp.isfinite(costs), costs, jnp.inf))
+        else:
+            best = jnp.asarray(order or 0)
+            control = of_order(control, order or 0)
+        adapt_state = self._with_noise(chain, noise[best])
+        adapt_state = adapt_state._replace(scale=scale, control=control)
 
         def start(state):
             def pilot(x):
@@ -330,7 +360,19 @@ class StartMixin:
             adapt_state = jax.tree.map(
                 lambda a: jnp.broadcast_to(a, (num, *a.shape)), adapt_state
             )
-        return state._replace(adapt_state=adapt_state)
+        return state._replace(adapt_state=adapt_state), best if auto else None
+
+    def _with_noise(self, chain, noise):
+        """With an envelope above most of the noise, for warm-up to refine."""
+        adapt_state = chain.adapt_state
+        tuning = adapt_state.tuning
+        if not self._scheme.tunes_offset:
+            return adapt_state
+        # One rate takes all of the noise, or each coordinate's its share.
+        noise = jnp.where(jnp.isfinite(noise), noise, 0) / chain.path.rate.size**0.5
+        offset = jnp.maximum(tuning.offset, 2 * noise)
+        tuning = tuning._replace(offset=offset.astype(tuning.offset.dtype))
+        return adapt_state._replace(tuning=tuning)
 
     def _start_all(self, start, state, shared):
         """Begin near modes, in coordinates for all if chains share those."""

@@ -21,7 +21,7 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 
-from numpyro.handlers import seed, substitute
+from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import (
     _get_model_transforms,
@@ -30,8 +30,9 @@ from numpyro.infer.util import (
     compute_log_probs,
     get_potential_fn,
     transform_fn,
+    unconstrain_fn,
 )
-from numpyro_pdmp.batch import Batch, Plates
+from numpyro_pdmp.batch import Batch, Plates, random_batch
 from numpyro_pdmp.potential import _validate, latent_sites
 
 #: rows evaluated at once when all data are used
@@ -61,17 +62,12 @@ def _is_subsampled(site: dict) -> bool:
     return subsample_size is not None and subsample_size < size
 
 
-def prototype_value(site: dict) -> Any:
+def _prototype_value(site: dict) -> Any:
     """Values for a first look at a model; any rows will do."""
     if _is_subsampled(site):
         with jax.ensure_compile_time_eval():  # NumPy data cannot be indexed by tracers
             return jnp.arange(site["args"][1], dtype=jnp.int32)
     return init_to_uniform(site)
-
-
-def subsampled_plates(trace: dict[str, Any]) -> Plates:
-    """Size and subsample size of the plates of a trace that are subsampled."""
-    return {name: site["args"] for name, site in trace.items() if _is_subsampled(site)}
 
 
 def _frames(site: dict, plates: Plates) -> dict[str, int]:
@@ -102,12 +98,13 @@ def _validate_plates(trace: dict[str, Any], plates: Plates) -> None:
                 )
 
 
-def as_jax_rows(tree: Any, sizes: set[int]) -> Any:
-    """NumPy arrays with an axis of one of these sizes as JAX arrays.
+def as_jax_rows(tree: Any, plates: Plates) -> Any:
+    """NumPy arrays with an axis of the size of one of these plates as JAX arrays.
 
     The model indexes them by traced rows, which NumPy cannot. Others stay as they are,
     for a model may use their values for shapes and control flow.
     """
+    sizes = {size for size, _ in plates.values()}
 
     def convert(x):
         rows = isinstance(x, np.ndarray) and not sizes.isdisjoint(x.shape)
@@ -117,7 +114,7 @@ def as_jax_rows(tree: Any, sizes: set[int]) -> Any:
 
 
 class SubsampledModel:
-    """A model with subsampled plates and its arguments.
+    """A model, any of whose plates may be subsampled, and its arguments.
 
     Positions ``z`` are dicts of unconstrained sites, or flat arrays of the same in the
     order of ``ravel_pytree``. All methods can be compiled, differentiated and mapped
@@ -132,18 +129,19 @@ class SubsampledModel:
         kwargs = {} if kwargs is None else kwargs
         # The prototype only yields supports and shapes, so its key does not matter.
         prototype = substitute(
-            seed(model, random.key(0)), substitute_fn=prototype_value
+            seed(model, random.key(0)), substitute_fn=_prototype_value
         )
         self._transforms, self._replay, self._enum, self._trace = _get_model_transforms(
             prototype, args, kwargs
         )
         #: size and subsample size of each subsampled plate
-        self.plates = subsampled_plates(self._trace)
-        _validate({k: s for k, s in self._trace.items() if not _is_subsampled(s)})
+        self.plates: Plates = {
+            k: s["args"] for k, s in self._trace.items() if _is_subsampled(s)
+        }
+        _validate(self._trace)
         _validate_plates(self._trace, self.plates)
         self._model = model
-        sizes = {size for size, _ in self.plates.values()}
-        self._args, self._kwargs = as_jax_rows((args, kwargs), sizes)
+        self._args, self._kwargs = as_jax_rows((args, kwargs), self.plates)
         #: names of the continuous latent sites
         self.sites = latent_sites(self._trace)
         self._transforms = {name: self._transforms[name] for name in self.sites}
@@ -179,7 +177,7 @@ class SubsampledModel:
                 f"`batch` has indices of the plates {sorted(batch)}; give those of all "
                 f"subsampled plates {sorted(self.plates)}."
             )
-        model = with_batch(self._model, batch)
+        model = with_batch(self._model, batch) if batch else self._model
         return _prepare_model_for_potential(model, self._trace, enum=self._enum)
 
     def _functions(self, batch: Batch) -> tuple[Callable, Callable]:
@@ -202,8 +200,14 @@ class SubsampledModel:
         return self._functions(batch)[0](self._sites(z))
 
     def constrain_fn(self, z: Any) -> dict[str, Array]:
-        """Constrained values of the sites, by transforms alone."""
-        return transform_fn(self._transforms, self._sites(z))
+        """Constrained values of the sites, or of some of them, by transforms alone."""
+        z = z if isinstance(z, dict) else self.unravel(z)
+        return transform_fn(self._transforms, z)
+
+    def unconstrain_fn(self, values: dict[str, Array]) -> dict[str, Array]:
+        """Position of constrained values of the sites; runs the model on one row."""
+        model = self._prepared({name: jnp.zeros(1, jnp.int32) for name in self.plates})
+        return unconstrain_fn(model, self._args, self._kwargs, values)
 
     def postprocess_fn(self, z: Any) -> dict[str, Array]:
         """Constrained values of the sites, and deterministic sites.
@@ -251,17 +255,20 @@ class SubsampledModel:
         if chunk_size < 1:
             raise ValueError(f"`chunk_size` must be positive, got {chunk_size}.")
         # Of plates that share no site each nest is averaged alone, while the others
-        # have no rows: then they add nothing, and the prior is counted once for each.
-        nothing = {name: jnp.zeros(0, jnp.int32) for name in self.plates}
+        # have a few fixed rows; what these and the prior add once too often is known.
+        few = {
+            name: jnp.arange(num, dtype=jnp.int32)
+            for name, (_, num) in self.plates.items()
+        }
         nests = self._nests()
         means = []
         for nest in nests:
             length = max(1, int(chunk_size ** (1 / len(nest))))
-            means.append(self._mean_over_blocks(fn, nest, length, nothing))
+            means.append(self._mean_over_blocks(fn, nest, length, few))
         if len(nests) == 1:
             return means[0]
         again = len(nests) - 1
-        return jax.tree.map(lambda p, *a: sum(a) - again * p, fn(nothing), *means)
+        return jax.tree.map(lambda p, *a: sum(a) - again * p, fn(few), *means)
 
     def _mean_over_blocks(
         self, fn: Callable, names: list[str], length: int, batch: Batch
@@ -322,3 +329,60 @@ class SubsampledModel:
                 by_row = jnp.moveaxis(log_prob, dim, 0)
                 rows[plate] -= jnp.sum(by_row, axis=range(1, by_row.ndim))
         return energy, rows
+
+    def log_likelihoods(
+        self, values: dict[str, Array], batch: Batch
+    ) -> dict[str, Array]:
+        """Log likelihood of each row of each observed site, not scaled.
+
+        :param values: constrained values of the sites.
+        :param batch: indices of each subsampled plate.
+        """
+        model = substitute(self._prepared(batch), data=values)
+        sites = trace(model).get_trace(*self._args, **self._kwargs)
+        return {
+            name: site["fn"].log_prob(site["value"])
+            for name, site in sites.items()
+            if site["type"] == "sample" and site["is_observed"]
+        }
+
+
+def model_layout(
+    model: Callable, args: tuple, kwargs: dict, batch: int | None = None
+) -> tuple[dict[str, Any], Plates]:
+    """Shapes of the unconstrained sites, and sizes of the subsampled plates.
+
+    :param model: the model.
+    :param args: its arguments.
+    :param kwargs: its keyword arguments.
+    :param batch: batch size in place of that of the only subsampled plate.
+    """
+    found: list[SubsampledModel] = []
+    # Not run step by step, which would compile every operation of the model alone.
+    jax.eval_shape(lambda: found.append(SubsampledModel(model, args, kwargs)))
+    shapes, plates = found[0].shapes, found[0].plates
+    if batch is None:
+        return shapes, plates
+    if len(plates) != 1:
+        raise ValueError(
+            f"`batch={batch}` replaces the `subsample_size` of a model with one "
+            f"subsampled plate; this one has {sorted(plates) or 'none'}. Set "
+            "`subsample_size` in the model."
+        )
+    ((name, (size, _)),) = plates.items()
+    if not 1 <= batch <= size:
+        raise ValueError(f"`batch` must be from 1 to {size} (the data), got {batch}.")
+    return shapes, {name: (size, batch)}
+
+
+def is_random(plates: Plates) -> bool:
+    """Whether batches of these sizes leave rows out."""
+    return any(batch < size for size, batch in plates.values())
+
+
+def batch_potential(
+    model: Callable, args: tuple, kwargs: dict, plates: Plates
+) -> Callable[[Any, Array], Array]:
+    """Potential energy as a function of a position and of a key for the batch."""
+    potential_fn = SubsampledModel(model, args, kwargs).potential_fn
+    return lambda z, rng_key: potential_fn(z, random_batch(rng_key, plates))

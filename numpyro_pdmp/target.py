@@ -11,7 +11,6 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from numpyro.handlers import seed, substitute, trace
 from numpyro_pdmp import batch as batches
 from numpyro_pdmp.control_variates import (
     ControlVariate,
@@ -22,16 +21,11 @@ from numpyro_pdmp.control_variates import (
 from numpyro_pdmp.descent import find_start, laplace_scale
 from numpyro_pdmp.hessian import dense_factor
 from numpyro_pdmp.moments import AnyScale
-from numpyro_pdmp.potential import ModelFunctions, gradient_fn, model_functions
+from numpyro_pdmp.potential import ModelFunctions, gradient_fn
 from numpyro_pdmp.process.batches import (
     BatchSource,
 )
-from numpyro_pdmp.subsample import (
-    SubsampledModel,
-    prototype_value,
-    subsampled_plates,
-    with_batch,
-)
+from numpyro_pdmp.subsample import SubsampledModel, with_batch
 
 #: rows of each plate on which a start is looked for
 PILOT_ROWS = 2**12
@@ -45,11 +39,11 @@ class Target(NamedTuple):
     source: BatchSource | None
 
 
-def _pilot(plates: batches.Plates) -> batches.Batch:
-    """A fixed batch, evenly spread over the data."""
+def pilot_batch(plates: batches.Plates, num_rows: int) -> batches.Batch:
+    """A fixed batch, evenly spread over the data, of at least so many rows if any."""
     rows = {}
     for name, (size, subsample_size) in plates.items():
-        num = min(size, max(subsample_size, PILOT_ROWS))
+        num = min(size, max(subsample_size, num_rows))
         rows[name] = (jnp.arange(num) * (size / num)).astype(jnp.int32)
     return rows
 
@@ -57,26 +51,22 @@ def _pilot(plates: batches.Plates) -> batches.Batch:
 def target_functions(
     model: Callable, model_args: tuple, model_kwargs: dict | None
 ) -> ModelFunctions:
-    """As :func:`~numpyro_pdmp.potential.model_functions`, also for subsampled plates.
+    """Potential energy and postprocessing of a model for these arguments.
 
-    Then ``potential_fn`` is that of a fixed batch of rows, good enough to find where to
+    Discrete latent sites are summed out as in NumPyro's HMC. With subsampled plates
+    ``potential_fn`` is that of a fixed batch of rows, good enough to find where to
     start; ``subsampled`` gives everything else.
     """
-    kwargs = {} if model_kwargs is None else model_kwargs
-    probe = substitute(seed(model, jax.random.key(0)), substitute_fn=prototype_value)
-    plates = subsampled_plates(trace(probe).get_trace(*model_args, **kwargs))
-    if not plates:
-        return model_functions(model, model_args, kwargs)
-    subsampled = SubsampledModel(model, model_args, kwargs)
-    rows = _pilot(subsampled.plates)
+    subsampled = SubsampledModel(model, model_args, model_kwargs)
+    rows = pilot_batch(subsampled.plates, PILOT_ROWS)
     return ModelFunctions(
         potential_fn=partial(subsampled.potential_fn, batch=rows),
         postprocess_fn=subsampled.postprocess_fn,
         constrain_fn=subsampled.constrain_fn,
         sites=subsampled.sites,
         shapes=subsampled.shapes,
-        model=with_batch(model, rows),
-        subsampled=subsampled,
+        model=with_batch(model, rows) if rows else model,
+        subsampled=subsampled if rows else None,
     )
 
 

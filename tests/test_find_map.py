@@ -14,9 +14,10 @@ import optax
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import init_to_value
+from numpyro_pdmp.batch import random_batch
 from numpyro_pdmp.find_map import find_map
-from numpyro_pdmp.minibatch import Batches, batch_potential, jit_data, model_layout
-from numpyro_pdmp.potential import model_functions
+from numpyro_pdmp.initialize import jit_arrays
+from numpyro_pdmp.subsample import SubsampledModel, batch_potential, model_layout
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(200, 3)))
@@ -66,7 +67,7 @@ def test_lbfgs_finds_mode_of_linear_regression():
     assert result.losses.shape == (result.num_steps,)
     assert np.all(np.diff(result.losses) <= 1e-3)
     assert np.max(errors(result.params)) < 0.01
-    energy = model_functions(linear, (X, Y), {}).potential_fn(result.params)
+    energy = SubsampledModel(linear, (X, Y)).potential_fn(result.params, {})
     np.testing.assert_allclose(result.potential_energy, energy, rtol=1e-5)
 
 
@@ -128,25 +129,25 @@ def test_batch_overrides_subsample_size():
     same = find(linear, X, Y, subsample_size=20, batch=200)
     assert same.converged
     assert np.max(errors(same.params)) < 0.01
-    layout = model_layout(linear, (X, Y), {"subsample_size": 20}, batch=50)
-    assert layout.plates == {"data": (200, 50)}
+    _, plates = model_layout(linear, (X, Y), {"subsample_size": 20}, batch=50)
+    assert plates == {"data": (200, 50)}
 
 
 def test_batches_are_unbiased_and_fresh():
     kwargs = {"subsample_size": 20}
-    layout = model_layout(linear, (X, Y), kwargs)
-    potential_fn = batch_potential(linear, (X, Y), kwargs, layout)
+    _, plates = model_layout(linear, (X, Y), kwargs)
+    potential_fn = batch_potential(linear, (X, Y), kwargs, plates)
     z = {"w": jnp.ones(3), "b": jnp.zeros(())}
     energies = jax.jit(jax.vmap(lambda key: potential_fn(z, key)))(
         random.split(random.key(0), 1000)
     )
-    full = model_functions(linear, (X, Y), {}).potential_fn(z)
+    full = SubsampledModel(linear, (X, Y)).potential_fn(z, {})
     error = np.std(energies) / np.sqrt(1000)
     assert error > 0
     assert abs(np.mean(energies) - full) < 4 * error
-    with numpyro.handlers.trace() as trace, numpyro.handlers.seed(rng_seed=0):
-        Batches(linear, random.key(0), layout.plates)(X, Y, **kwargs)
-    assert len(set(trace["data"]["value"].tolist())) == 20
+    assert len(set(random_batch(random.key(0), plates)["data"].tolist())) == 20
+    everything = random_batch(random.key(0), {"data": (200, 200)})
+    np.testing.assert_array_equal(everything["data"], np.arange(200))
 
 
 def test_init_params_of_chains():
@@ -162,7 +163,7 @@ def test_data_used_for_control_flow():
         return x * len(args[0]) if int(kwargs["sign"]) > 0 else -x
 
     for sign in (1, -1):
-        call = jit_data(fn, (jnp.ones(3),), {"sign": jnp.asarray(sign)})
+        call = jit_arrays(fn, (jnp.ones(3),), {"sign": jnp.asarray(sign)})
         assert call(2.0) == (6 if sign > 0 else -2)
         assert call(1.0) == (3 if sign > 0 else -1)
 
@@ -235,7 +236,7 @@ def test_latent_sites_of_a_batch_are_refused():
         with numpyro.plate("data", 10, subsample_size=5):
             numpyro.sample("x", dist.Normal(0, 1))
 
-    with pytest.raises(ValueError, match="'x' is in the subsampled plate 'data'"):
+    with pytest.raises(ValueError, match="'x' is inside of plate 'data'.*drop"):
         find(model)
 
 
