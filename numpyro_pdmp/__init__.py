@@ -19,7 +19,11 @@ from numpyro_pdmp.process.events import (
     Tangent,
 )
 from numpyro_pdmp.process.scale import LowRankScale, Scale
+from numpyro_pdmp.psgld import PSGLD
 from numpyro_pdmp.reference import laplace_reference
+from numpyro_pdmp.sghmc import SGHMC
+from numpyro_pdmp.sgld import SGLD
+from numpyro_pdmp.sgmcmc import SGMCMCKernel, SGMCMCState
 from numpyro_pdmp.sigma_bps import SigmaBPS
 from numpyro_pdmp.state import PDMPState
 from numpyro_pdmp.version import __version__
@@ -29,6 +33,9 @@ __all__ = [
     "ALL_STATS",
     "BPS",
     "MAP",
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
     "Boomerang",
     "Euler",
     "ExactBound",
@@ -38,6 +45,8 @@ __all__ = [
     "PDMPState",
     "PublishedInterpolation",
     "Report",
+    "SGMCMCKernel",
+    "SGMCMCState",
     "Scale",
     "SigmaBPS",
     "Tangent",

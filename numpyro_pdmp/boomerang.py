@@ -108,12 +108,15 @@ class Boomerang(PDMPKernel):
         in the paper's code, which does not (a warning gives the inflation); or
         ``"euler"``, one for every step of :class:`~numpyro_pdmp.Euler`.
     :param str batching: how rows are drawn: ``"without_replacement"``,
-        ``"with_replacement"``, ``"epoch"`` (every row once in a pass), or
-        ``"contiguous"`` (consecutive rows, for data in random order).
+        ``"with_replacement"``, ``"epoch"`` (every row once in a pass),
+        ``"contiguous"`` (consecutive rows, for data in random order), or
+        ``"importance"``: rows with more influence more often, and weighed for it.
+        ``"auto"`` measures whether that halves the variance, else draws without
+        replacement.
     :param control_variates: order of the control variates of a subsampled model, 1 or
-        2, or None for none. ``"auto"`` is 1 if there is a point to expand around:
-        a ``reference`` or ``center``, or up to 256 dimensions the mode, found with a
-        few passes over all data.
+        2, or None for none. ``"auto"`` measures which is best if there is a point to
+        expand around: a ``reference`` or ``center`` (then of order 1), or up to 256
+        dimensions the mode, found with a few passes over all data.
 
     **Example**
 

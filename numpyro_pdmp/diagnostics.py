@@ -122,7 +122,7 @@ def _advice(report: Report, exact: bool, missed: bool, max_grad: int) -> list[st
 
 
 def check(mcmc: MCMC) -> Report:
-    """Report how a run of one of this package's kernels went.
+    """Report how a run of one of this package's PDMP kernels went.
 
     :param mcmc: an ``MCMC`` object that has run.
     :return: a :class:`Report`; print it.
@@ -143,8 +143,9 @@ def check(mcmc: MCMC) -> Report:
     """
     if mcmc.last_state is None or not hasattr(mcmc.last_state, "totals"):
         raise ValueError(
-            f"`check` needs a finished run of a kernel of this package, got {mcmc!r} "
-            f"with sampler {type(mcmc.sampler).__name__}; call `mcmc.run` first."
+            "`check` needs a finished run of a PDMP kernel of this package, got "
+            f"{mcmc!r} with sampler {type(mcmc.sampler).__name__}; call `mcmc.run` "
+            "first."
         )
     state, kernel = mcmc.last_state, mcmc.sampler
     samples = mcmc.get_samples(group_by_chain=True)

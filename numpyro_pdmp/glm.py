@@ -58,8 +58,8 @@ from jax import Array, random
 import jax.numpy as jnp
 
 from numpyro_pdmp.control_variates import control_variate
+from numpyro_pdmp.initialize import jit_arrays
 from numpyro_pdmp.kernel import PDMPKernel
-from numpyro_pdmp.minibatch import jit_data
 from numpyro_pdmp.process.events import ExactBound
 from numpyro_pdmp.process.samplers import BouncyParticle, ZigZagProcess
 from numpyro_pdmp.process.scale import LowRankScale, Scale
@@ -228,7 +228,7 @@ def _look_at(
             gradient, curvature, *priors, jnp.max(off, 1), predictor, *derivatives
         )
 
-    return jit_data(evaluate, args, kwargs)(jnp.asarray(rows), chosen)
+    return jit_arrays(evaluate, args, kwargs)(jnp.asarray(rows), chosen)
 
 
 def _check_rows(
@@ -454,7 +454,7 @@ def glm_bound(
             f"{sorted(subsampled.plates) or 'none'}."
         )
     ((plate, (num_rows, size)),) = subsampled.plates.items()
-    args, kwargs = as_jax_rows((model_args, model_kwargs), {num_rows})
+    args, kwargs = as_jax_rows((model_args, model_kwargs), subsampled.plates)
     scale = reference_scale(reference, subsampled.shapes)
     dim, dtype = scale.center.size, scale.center.dtype
     matrix = _flat_features(features, subsampled)

@@ -12,6 +12,7 @@ import numpyro
 from numpyro.infer import MCMC
 from numpyro_pdmp.all_data import full_data, pointwise_log_likelihood
 from numpyro_pdmp.kernel import PDMPKernel
+from numpyro_pdmp.sgmcmc import SGMCMCKernel
 
 #: state fields that become variables of ``sample_stats``, with ArviZ's names
 SAMPLE_STATS = {
@@ -75,8 +76,9 @@ def to_inference_data(mcmc: MCMC, log_likelihood: bool = False, **kwargs: Any) -
             f"`mcmc` with sampler {type(sampler).__name__} has not run; call "
             "`mcmc.run` first."
         )
-    is_pdmp = isinstance(sampler, PDMPKernel)
-    subsampled = is_pdmp and mcmc.last_state.path.batches is not None
+    is_pdmp, state = isinstance(sampler, PDMPKernel), mcmc.last_state
+    batches = getattr(state.path if is_pdmp else state, "batches", None)
+    subsampled = batches is not None
     if subsampled:
         run = copy.copy(mcmc)
         run.sampler = sampler.wrap_model(full_data)
@@ -90,6 +92,12 @@ def to_inference_data(mcmc: MCMC, log_likelihood: bool = False, **kwargs: Any) -
         stats = data["sample_stats"]
         names = {k: v for k, v in SAMPLE_STATS.items() if k in stats and k != v}
         data.sample_stats = stats.rename(names)
+    if isinstance(sampler, SGMCMCKernel):
+        data["posterior"].attrs.update(
+            sampler=type(sampler).__name__,
+            step_size=np.mean(mcmc.last_state.step_size).item(),
+            num_steps=sampler._num_steps,
+        )
     if not is_pdmp:
         return data
     adapted = mcmc.last_state.adapt_state

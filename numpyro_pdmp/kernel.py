@@ -1,10 +1,9 @@
 # Copyright Contributors to the numpyro_pdmp project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The NumPyro face of the samplers: one base class for all kernels."""
+"""The NumPyro face of the PDMP samplers: one base class for all of them."""
 
 from collections.abc import Callable
-import copy
 from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar
@@ -15,9 +14,8 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro.infer import init_to_uniform
-from numpyro.infer.mcmc import MCMCKernel
-from numpyro.util import identity, is_prng_key
-from numpyro_pdmp.metric import mass_mask
+from numpyro.util import is_prng_key
+from numpyro_pdmp.model_kernel import ModelKernel
 from numpyro_pdmp.options import (
     check_metric,
     check_refreshment,
@@ -26,7 +24,6 @@ from numpyro_pdmp.options import (
     check_target,
     require_positive,
 )
-from numpyro_pdmp.potential import ModelFunctions, gradient_fn
 from numpyro_pdmp.process.events import EventTime, event_time_scheme
 from numpyro_pdmp.process.loop import (
     make_tick,
@@ -40,10 +37,8 @@ from numpyro_pdmp.process.path import (
     restart_path,
 )
 from numpyro_pdmp.process.samplers import Sampler
-from numpyro_pdmp.start import StartMixin, first_chain
-from numpyro_pdmp.target import make_target, target_functions
+from numpyro_pdmp.start import first_chain
 from numpyro_pdmp.warmup import (
-    DENSE_LIMIT,
     draw_moments,
     renew,
     stretch_sums,
@@ -54,17 +49,13 @@ from numpyro_pdmp.warmup import (
 WARMUP_MAX_GRAD = 100
 
 
-class PDMPKernel(StartMixin, MCMCKernel):
+class PDMPKernel(ModelKernel):
     """Base of the kernels; a subclass says which process it simulates.
 
     See :class:`~numpyro_pdmp.Boomerang` for the arguments. Options are all a kernel
     holds: nothing is bound to data or changed by a run, so one object serves any
     number of runs, data sets and chain methods.
     """
-
-    #: never None, so that resuming from a state does not initialise again
-    _sample_fn: ClassVar[bool] = True
-    sample_field: ClassVar[str] = "z"  # type: ignore[assignment]
 
     #: the process that a subclass simulates
     process: ClassVar[type[Sampler]] = Sampler
@@ -157,14 +148,6 @@ class PDMPKernel(StartMixin, MCMCKernel):
         self._batching = batching
         self._control_variates = control_variates
 
-    @property
-    def model(self):
-        return self._model
-
-    @property
-    def default_fields(self):
-        return ("z", "diverging")
-
     def get_diagnostics_str(self, state):
         totals, draws = state.totals, jnp.maximum(state.i, 1)
         after = state.i - state.adapt_state.num_warmup
@@ -179,47 +162,6 @@ class PDMPKernel(StartMixin, MCMCKernel):
         target = self._model if self._model is not None else self._potential_fn
         name = getattr(target, "__name__", repr(target))
         return f"{type(self).__name__}({name}, event_time={self._scheme})"
-
-    # The target
-
-    def _functions(self, model_args, model_kwargs):
-        if self._potential_fn is not None:
-            return ModelFunctions(self._potential_fn, identity, identity, None, None)
-        assert self._model is not None
-        return target_functions(self._model, model_args, model_kwargs)
-
-    def postprocess_fn(self, model_args, model_kwargs):
-        return self._functions(model_args, model_kwargs).postprocess_fn
-
-    def get_constrain_fn(self, model_args, model_kwargs):
-        """Constrain by transforms alone, since other blocks' sites are not known."""
-        return self._functions(model_args, model_kwargs).constrain_fn
-
-    def _gradient(self, potential_fn):
-        return gradient_fn(
-            potential_fn, self._forward_mode_differentiation, self._hard_walls
-        )
-
-    def _target(self, functions, unravel, control, importance=None):
-        weighs = self._batching in ("auto", "importance")
-        return make_target(
-            functions,
-            unravel,
-            control,
-            importance,
-            "without_replacement" if weighs else self._batching,
-            self._forward_mode_differentiation,
-            self._hard_walls,
-        )
-
-    def _dense(self, dim):
-        """``dense_mass`` with its default filled in: True, False or blocks."""
-        if self._dense_mass is None:
-            return dim <= DENSE_LIMIT and self._low_rank is None
-        return self._dense_mass
-
-    def _mask(self, z):
-        return mass_mask(z, self._dense(ravel_pytree(z)[0].size))
 
     # A draw
 
@@ -337,6 +279,9 @@ class PDMPKernel(StartMixin, MCMCKernel):
 
     # Warm-up
 
+    def _placed(self, state, z):
+        return state._replace(path=restart_path(state.path, z))
+
     def _adapt(self, state, adapt_state, draw, last, single):
         """What warm-up changes after a draw: the adaptation, and the path with it."""
         # All chains are at the same draw: warm-up work is skipped for all at once.
@@ -412,14 +357,3 @@ class PDMPKernel(StartMixin, MCMCKernel):
         energy = energy if self._potential_energy else jnp.nan
         energy = jnp.asarray(energy, state.potential_energy.dtype)
         return state._replace(path=path, potential_energy=energy)
-
-    def wrap_model(self, wrapper):
-        """A copy of this kernel whose model is ``wrapper(self.model)``."""
-        if self._model is None:
-            raise ValueError(
-                "`wrap_model` is not supported for kernels built from a potential "
-                "function."
-            )
-        kernel = copy.copy(self)
-        kernel._model = wrapper(self._model)
-        return kernel

@@ -23,6 +23,36 @@ def require_positive(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
 
 
+def require_count(name: str, value: Any) -> None:
+    """Raise unless ``value`` is a positive integer."""
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not (is_integer and 0 < value < 2**31):
+        raise ValueError(f"`{name}` must be a positive integer, got {value!r}.")
+
+
+def check_step_size(step_size: Any) -> None:
+    """Raise unless it is a positive number, 'auto', or a schedule of such numbers."""
+    if isinstance(step_size, str):
+        if step_size != "auto":
+            raise ValueError(
+                "`step_size` must be a positive number, a function of the number of "
+                f"steps, or 'auto', got {step_size!r}."
+            )
+    elif callable(step_size):
+        first = step_size(0)
+        try:
+            fine = np.ndim(first) == 0 and 0 <= float(first) < math.inf
+        except TypeError:
+            fine = False
+        if not fine:
+            raise ValueError(
+                "`step_size` must give a finite number that is not negative for every "
+                f"number of steps, such as an Optax schedule; for 0 it gave {first!r}."
+            )
+    else:
+        require_positive("step_size", step_size)
+
+
 def check_target(model: Callable | None, potential_fn: Callable | None) -> None:
     """Raise unless exactly one callable is given."""
     if not (model is None) ^ (potential_fn is None):

@@ -36,10 +36,7 @@ from numpyro_pdmp.moments import MAX_ROWS, zero_moments
 from numpyro_pdmp.process.batches import (
     start_batches,
 )
-from numpyro_pdmp.process.path import (
-    restart_path,
-    start_path,
-)
+from numpyro_pdmp.process.path import start_path
 from numpyro_pdmp.process.randomness import normal
 from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.reference import reference_scale
@@ -66,7 +63,7 @@ def first_chain(tree):
 
 
 class StartMixin:
-    """The start of a :class:`~numpyro_pdmp.kernel.PDMPKernel`, kept apart from it."""
+    """The start of a kernel's chains, kept apart from it."""
 
     if TYPE_CHECKING:  # the options are the kernel's
 
@@ -144,7 +141,7 @@ class StartMixin:
                 state, choice = self._start_subsampled(
                     state, functions, single, num_warmup
                 )
-            elif num_warmup > 0 and self._descends(one):
+            elif self._descends(one, num_warmup):
                 unravel = ravel_pytree(one)[1]
                 potential_fn = self._target(functions, unravel, None).energy
                 start = partial(self._start, potential_fn=potential_fn)
@@ -274,14 +271,19 @@ class StartMixin:
         vectors, stretch = jnp.zeros((dim, rank), dtype), jnp.ones(rank, dtype)
         return LowRankScale(scale.center, scale.factor, vectors, stretch)
 
-    def _descends(self, z):
+    def _placed(self, state, z):
+        """The state of a chain with whitened position ``z``."""
+        raise NotImplementedError
+
+    def _descends(self, z, num_warmup):
         """Whether warm-up begins with a descent."""
         options = (self._reference, self._inverse_mass_matrix, self._center)
         given = any(option is not None for option in options)
         # In many dimensions it is by reverse mode.
         small = ravel_pytree(z)[0].size <= DENSE_LIMIT
         possible = small or not self._forward_mode_differentiation
-        return self._adapt_mass_matrix and not given and possible
+        adapts = num_warmup > 0 and self._adapt_mass_matrix
+        return adapts and not given and possible
 
     def _start(self, state, potential_fn, num_chains=1):
         """Begin near a mode, with the curvature there as the first metric."""
@@ -295,9 +297,9 @@ class StartMixin:
         else:
             scale, log_mass = find_start_large(potential_fn, x, old)
         start = typical_start(potential_fn, scale, state.whitened)
-        path = restart_path(state.path, scale.whiten(start))
+        state = self._placed(state, scale.whiten(start))
         adapt_state = state.adapt_state._replace(scale=scale)
-        return state._replace(adapt_state=adapt_state, path=path), (log_mass, start)
+        return state._replace(adapt_state=adapt_state), (log_mass, start)
 
     def _start_subsampled(self, state, functions, single, num_warmup):
         """Start, metric, control variate and first envelope of a subsampled model.
@@ -311,7 +313,7 @@ class StartMixin:
         order, auto = self._control_variates, self._control_variates == "auto"
         fixed = (self._reference, self._center)
         given = any(option is not None for option in fixed)
-        descends = num_warmup > 0 and self._descends(chain.z) and x.size <= DENSE_LIMIT
+        descends = self._descends(chain.z, num_warmup) and x.size <= DENSE_LIMIT
         if descends:
             mask = self._mask(chain.z)
             scale, control = find_start_subsampled(functions, unravel, x, scale, mask)
@@ -319,7 +321,8 @@ class StartMixin:
             if not given:
                 raise ValueError(
                     f"`control_variates={order}` needs a point to expand around: give "
-                    "`reference` or `center` (see `find_map`), or adapt the metric."
+                    "`reference` or `center` (see `find_map`), or leave the mode to "
+                    "the kernel: up to 256 dimensions, no metric given."
                 )
             num = 1 if auto else int(order)
             control = control_variate(functions.subsampled, scale.center, num)
@@ -329,14 +332,9 @@ class StartMixin:
         # A batch that is held has to be of one kind, known beforehand.
         batching = "equal" if self._batch == "event" else self._batching
         plan = plan_batches(functions.subsampled, scale, control, orders, batching)
-        tuning = chain.adapt_state.tuning
-        if self._scheme.tunes_offset:
-            # One rate has all of the noise, or each coordinate's a share.
-            noise = jnp.nan_to_num(plan.noise, posinf=0) / chain.path.rate.size**0.5
-            offset = jnp.maximum(tuning.offset, 2 * noise).astype(tuning.offset.dtype)
-            tuning = tuning._replace(offset=offset)
-        adapt_state = chain.adapt_state._replace(
-            scale=scale, tuning=tuning, control=control, importance=plan.importance
+        noise = jnp.nan_to_num(plan.noise, posinf=0)
+        adapt_state = self._with_noise(chain, noise)._replace(
+            scale=scale, control=control, importance=plan.importance
         )
 
         def start(state):
@@ -344,7 +342,7 @@ class StartMixin:
                 return functions.potential_fn(unravel(x))
 
             x = typical_start(pilot, scale, state.whitened)
-            return state._replace(path=restart_path(state.path, scale.whiten(x)))
+            return self._placed(state, scale.whiten(x))
 
         if descends:  # else the scale is the one that the path is in already
             state = start(state) if single else lax.map(start, state)
@@ -354,6 +352,17 @@ class StartMixin:
                 lambda a: jnp.broadcast_to(a, (num, *a.shape)), adapt_state
             )
         return state._replace(adapt_state=adapt_state), (plan.order, plan.unequal)
+
+    def _with_noise(self, chain, noise):
+        """With an envelope above most of the noise, for warm-up to refine."""
+        adapt_state = chain.adapt_state
+        if not self._scheme.tunes_offset:
+            return adapt_state
+        tuning = adapt_state.tuning
+        # One rate takes all of the noise, or each coordinate's its share.
+        offset = jnp.maximum(tuning.offset, 2 * noise / chain.path.rate.size**0.5)
+        tuning = tuning._replace(offset=offset.astype(tuning.offset.dtype))
+        return adapt_state._replace(tuning=tuning)
 
     def _start_all(self, start, state, shared):
         """Begin near modes, in coordinates for all if chains share those."""
@@ -366,5 +375,7 @@ class StartMixin:
             return state
         scale, starts = merge_modes(state.adapt_state.scale, log_mass, starts)
         adapt_state = first_chain(state.adapt_state)._replace(scale=scale)
-        path = jax.vmap(restart_path)(state.path, jax.vmap(scale.whiten)(starts))
-        return state._replace(adapt_state=adapt_state, path=path)
+        state = jax.vmap(self._placed)(
+            state._replace(adapt_state=None), jax.vmap(scale.whiten)(starts)
+        )
+        return state._replace(adapt_state=adapt_state)

@@ -39,7 +39,7 @@ import numpyro
 from numpyro.diagnostics import effective_sample_size
 import numpyro.distributions as dist
 from numpyro.infer import HMCECS, MCMC, NUTS
-from numpyro_pdmp import BPS, Boomerang, ZigZag
+from numpyro_pdmp import BPS, SGHMC, SGLD, Boomerang, ZigZag
 
 KERNELS = {"Boomerang": Boomerang, "BPS": BPS, "ZigZag": ZigZag}
 
@@ -301,7 +301,11 @@ def bias(args):
     for kernel_type in (SGLD, SGHMC):
         for size, order, step_size in SGMCMC_RUNS:
             kernel = kernel_type(
-                model, step_size=step_size, control_variates=order, num_steps=20
+                model,
+                step_size=step_size,
+                precondition=True,
+                control_variates=order,
+                num_steps=20,
             )
             _, beta, _ = run(kernel, (x, y, size), 1000, args.num_samples)
             num_draws = beta.shape[0] * beta.shape[1]

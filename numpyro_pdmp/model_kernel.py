@@ -1,0 +1,89 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What all kernels share: a model, its target, and the start of its chains."""
+
+import copy
+from typing import ClassVar
+
+from jax.flatten_util import ravel_pytree
+
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import identity
+from numpyro_pdmp.metric import mass_mask
+from numpyro_pdmp.potential import ModelFunctions, gradient_fn
+from numpyro_pdmp.start import StartMixin
+from numpyro_pdmp.target import make_target, target_functions
+from numpyro_pdmp.warmup import DENSE_LIMIT
+
+
+class ModelKernel(StartMixin, MCMCKernel):
+    """Base of all kernels, which hold options and nothing else.
+
+    A subclass has the options as attributes, draws in ``sample``, and makes the state
+    in ``_init_state`` and ``_placed``.
+    """
+
+    #: never None, so that resuming from a state does not initialise again
+    _sample_fn: ClassVar[bool] = True
+    sample_field: ClassVar[str] = "z"  # type: ignore[assignment]
+
+    @property
+    def model(self):
+        return self._model
+
+    @property
+    def default_fields(self):
+        return ("z", "diverging")
+
+    # The target
+
+    def _functions(self, model_args, model_kwargs):
+        if self._potential_fn is not None:
+            return ModelFunctions(self._potential_fn, identity, identity, None, None)
+        assert self._model is not None
+        return target_functions(self._model, model_args, model_kwargs)
+
+    def postprocess_fn(self, model_args, model_kwargs):
+        return self._functions(model_args, model_kwargs).postprocess_fn
+
+    def get_constrain_fn(self, model_args, model_kwargs):
+        """Constrain by transforms alone, since other blocks' sites are not known."""
+        return self._functions(model_args, model_kwargs).constrain_fn
+
+    def _gradient(self, potential_fn):
+        return gradient_fn(
+            potential_fn, self._forward_mode_differentiation, self._hard_walls
+        )
+
+    def _target(self, functions, unravel, control, importance=None):
+        chooses = self._batching in ("auto", "importance")
+        return make_target(
+            functions,
+            unravel,
+            control,
+            importance,
+            "without_replacement" if chooses else self._batching,
+            self._forward_mode_differentiation,
+            self._hard_walls,
+        )
+
+    def _dense(self, dim):
+        """``dense_mass`` with its default filled in: True, False or blocks."""
+        if self._dense_mass is None:
+            return dim <= DENSE_LIMIT and self._low_rank is None
+        return self._dense_mass
+
+    def _mask(self, z):
+        return mass_mask(z, self._dense(ravel_pytree(z)[0].size))
+
+    def wrap_model(self, wrapper):
+        """A copy of this kernel whose model is ``wrapper(self.model)``."""
+        if self._model is None:
+            raise ValueError(
+                "`wrap_model` is not supported for kernels built from a potential "
+                "function."
+            )
+        kernel = copy.copy(self)
+        kernel._model = wrapper(self._model)
+        return kernel
