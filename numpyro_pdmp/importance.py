@@ -144,16 +144,20 @@ def plan_batches(
     :param scale: centre and scale of the posterior.
     :param control: control variate of the highest order.
     :param orders: orders to choose from.
-    :param batching: "auto" if probabilities may be unequal, "importance" if they are.
+    :param batching: as of the kernels.
     """
     controls = [of_order(control, k) for k in orders]
+    repeats = batching in ("with_replacement", "contiguous")
     equal, unequal, tables = jnp.zeros(()), jnp.zeros(()), {}
     for name, (size, subsample_size) in model.plates.items():
         spreads, total = row_spreads(model, name, scale, controls)
         tables[name] = jax.vmap(make_importance)(spreads)
         squares, square = size * spreads**2, total**2
         weighted = tables[name].weights * squares
-        equal += jnp.maximum(jnp.sum(squares, -1) - square, 0) / subsample_size
+        # Rows that are not drawn twice leave less to chance.
+        left = 1.0 if repeats else (size - subsample_size) / (size - 1)
+        left = left / subsample_size
+        equal += left * jnp.maximum(jnp.sum(squares, -1) - square, 0)
         unequal += jnp.maximum(jnp.sum(weighted, -1) - square, 0) / subsample_size
     use = jnp.full(len(orders), batching == "importance")
     if batching == "auto":

@@ -154,6 +154,11 @@ def check_subsampling(batch: Any, batching: Any, control_variates: Any) -> None:
     known = ("auto", "importance", *BATCHING)
     if batching not in known:
         raise ValueError(f"`batching` must be one of {known}, got {batching!r}.")
+    if batch == "event" and batching == "importance":
+        raise ValueError(
+            "`batching='importance'` is not possible with `batch='event'`: use "
+            "`batch='proposal'`, or another `batching`."
+        )
     if control_variates not in ("auto", None, 1, 2):
         raise ValueError(
             f"`control_variates` must be 'auto', None, 1 or 2 (their order), got "

@@ -330,7 +330,8 @@ class StartMixin:
         orders = tuple(range(most + 1)) if auto else (order or 0,)
         control = of_order(control, orders[-1])
         # A batch that is held has to be of one kind, known beforehand.
-        batching = "equal" if self._batch == "event" else self._batching
+        held = self._batch == "event" and self._batching == "auto"
+        batching = "without_replacement" if held else self._batching
         plan = plan_batches(functions.subsampled, scale, control, orders, batching)
         noise = jnp.nan_to_num(plan.noise, posinf=0)
         adapt_state = self._with_noise(chain, noise)._replace(

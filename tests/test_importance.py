@@ -128,7 +128,7 @@ def test_noise_is_that_of_the_rate_over_batches(order, unequal):
     cv = None
     if order is not None:
         cv = jax.jit(lambda c: control_variate(model, c, order))(scale.center)
-    batching = "importance" if unequal else "equal"
+    batching = "importance" if unequal else "with_replacement"
 
     @jax.jit
     def planned():
