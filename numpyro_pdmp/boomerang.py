@@ -117,6 +117,9 @@ class Boomerang(PDMPKernel):
         2, or None for none. ``"auto"`` measures which is best if there is a point to
         expand around: a ``reference`` or ``center`` (then of order 1), or up to 256
         dimensions the mode, found with a few passes over all data.
+    :param bool recenter: whether to expand around the mean of the draws so far at the
+        end of every warm-up window, with a pass over all data; for posteriors whose
+        mode is far from their mean.
 
     **Example**
 

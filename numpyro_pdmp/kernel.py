@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from numpyro.infer import init_to_uniform
 from numpyro.util import is_prng_key
+from numpyro_pdmp.control_variates import control_variate
 from numpyro_pdmp.model_kernel import ModelKernel
 from numpyro_pdmp.options import (
     check_metric,
@@ -93,6 +94,7 @@ class PDMPKernel(ModelKernel):
         batch: str = "proposal",
         batching: str = "auto",
         control_variates: int | str | None = "auto",
+        recenter: bool = False,
         **process_options: Any,
     ):
         check_target(model, potential_fn)
@@ -147,6 +149,7 @@ class PDMPKernel(ModelKernel):
         self._batch = batch
         self._batching = batching
         self._control_variates = control_variates
+        self._recenter = recenter
 
     def get_diagnostics_str(self, state):
         totals, draws = state.totals, jnp.maximum(state.i, 1)
@@ -189,7 +192,9 @@ class PDMPKernel(ModelKernel):
         # Not through the branches of warm-up, which might copy what is large.
         importance = adapt_state.importance
         adapt_state = adapt_state._replace(importance=None)
-        adapt_state, path = self._adapt(state, adapt_state, draw, last, single)
+        adapt_state, path = self._adapt(
+            state, adapt_state, draw, last, single, functions.subsampled
+        )
         adapt_state = adapt_state._replace(importance=importance)
         return state._replace(
             i=state.i + 1, adapt_state=adapt_state, path=path, rng_key=path.rng_key
@@ -282,7 +287,7 @@ class PDMPKernel(ModelKernel):
     def _placed(self, state, z):
         return state._replace(path=restart_path(state.path, z))
 
-    def _adapt(self, state, adapt_state, draw, last, single):
+    def _adapt(self, state, adapt_state, draw, last, single, subsampled):
         """What warm-up changes after a draw: the adaptation, and the path with it."""
         # All chains are at the same draw: warm-up work is skipped for all at once.
         i = jnp.ravel(state.i)[0]
@@ -321,6 +326,14 @@ class PDMPKernel(ModelKernel):
                 ),
                 single,
             )(old)
+            if self._recenter and new.control is not None:
+
+                def control(scale):
+                    order = 1 + (new.control.hessian_full is not None)
+                    return control_variate(subsampled, scale.center, order)
+
+                of_all = control if single or shared else partial(lax.map, control)
+                new = new._replace(control=of_all(new.scale))
             if self._adapt_mass_matrix:
 
                 def move(path, old, new):

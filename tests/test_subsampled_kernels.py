@@ -185,3 +185,32 @@ def test_nothing_of_the_size_of_the_data_in_the_loop():
 
     visit(jaxpr.jaxpr)
     assert not large
+
+
+@pytest.mark.parametrize("cross_chain_adapt", [True, False])
+def test_control_variates_follow_the_mean(cross_chain_adapt):
+    """The log of a scale has its mean elsewhere than its mode."""
+
+    def log_scale(y):
+        log_sd = numpyro.sample("log_sd", dist.Normal(0, 3))
+        with numpyro.plate("data", len(y), subsample_size=2):
+            y = numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(0, jnp.exp(log_sd)), obs=y)
+
+    y = Y[:8] - Y[:8].mean()
+    grid = np.linspace(-3, 3, 2001)
+    log_prob = -0.5 * (grid / 3) ** 2 - 8 * grid
+    log_prob -= 0.5 * np.exp(-2 * grid) * np.sum(y**2)
+    weight = np.exp(log_prob - log_prob.max()) / np.exp(log_prob - log_prob.max()).sum()
+    mean = weight @ grid
+    mode = grid[log_prob.argmax()]
+    options = {"cross_chain_adapt": cross_chain_adapt, "control_variates": 1}
+    centers = []
+    for recenter in (False, True):
+        mcmc = run(BPS(log_scale, recenter=recenter, **options), y)
+        centers.append(np.mean(mcmc.last_state.adapt_state.control.center))
+        x = np.asarray(mcmc.get_samples(group_by_chain=True)["log_sd"], float)
+        sd = np.sqrt(weight @ (grid - mean) ** 2)
+        assert abs(x.mean() - mean) < 5 * sd / np.sqrt(effective_sample_size(x))
+    assert abs(centers[0] - mode) < 0.02 < abs(centers[1] - mode)
+    assert abs(centers[1] - mean) < 0.05
