@@ -95,7 +95,12 @@ def run(kernel, data, num_warmup, num_samples, num_chains=4, seed=0, **kwargs):
         chain_method="vectorized" if num_chains > 1 else "sequential",
         progress_bar=False,
     )
-    total = seconds(lambda: mcmc.run(random.key(seed), *data, **kwargs))
+
+    def finish():
+        mcmc.run(random.key(seed), *data, **kwargs)
+        return mcmc.last_state
+
+    total = seconds(finish)
     beta = np.asarray(mcmc.get_samples(group_by_chain=True)["beta"], float)
     return mcmc, beta, total
 
