@@ -10,7 +10,8 @@ the mean over blocks that divide the rows, weighted by their lengths, is exactly
 potential of all data.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 import warnings
@@ -33,6 +34,7 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 from numpyro_pdmp.batch import Batch, Plates
+from numpyro_pdmp.host_rows import HostRows, recorded_calls
 from numpyro_pdmp.potential import _validate, latent_sites
 
 #: rows evaluated at once when all data are used
@@ -135,11 +137,18 @@ class SubsampledModel:
         prototype = substitute(
             seed(model, random.key(0)), substitute_fn=prototype_value
         )
-        self._transforms, self._replay, self._enum, self._trace = _get_model_transforms(
-            prototype, args, kwargs
-        )
+        with recorded_calls() as calls:
+            self._transforms, self._replay, self._enum, self._trace = (
+                _get_model_transforms(prototype, args, kwargs)
+            )
         #: size and subsample size of each subsampled plate
         self.plates = subsampled_plates(self._trace)
+        #: what fetches rows of each plate from the host
+        self.host_rows: dict[str, list[HostRows]] = {
+            name: list(dict.fromkeys(r for r, i in calls if i is site["value"]))
+            for name, site in self._trace.items()
+            if name in self.plates
+        }
         _validate({k: s for k, s in self._trace.items() if not _is_subsampled(s)})
         _validate_plates(self._trace, self.plates)
         self._model = model
@@ -192,6 +201,22 @@ class SubsampledModel:
             model_args=self._args,
             model_kwargs=self._kwargs,
         )
+
+    @contextmanager
+    def loaded(self, batch: Batch, ahead: Sequence[Batch] = ()) -> Iterator[None]:
+        """Within it, rows of this batch that are on the host are fetched once.
+
+        :param batch: indices of each subsampled plate.
+        :param ahead: the batches of the next evaluations, to be fetched meanwhile.
+        """
+        with ExitStack() as stack:
+            for name, fetched in self.host_rows.items():
+                for rows in fetched:
+                    announced = 0 < rows.prefetch <= len(ahead)
+                    later = ahead[rows.prefetch - 1][name] if announced else None
+                    data = rows.load(batch[name], later)
+                    stack.enter_context(rows.given(batch[name], data))
+            yield
 
     def potential_fn(self, z: Any, batch: Batch) -> Array:
         """Unbiased estimate of the potential energy of all data.
