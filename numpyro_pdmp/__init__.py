@@ -9,6 +9,7 @@ from numpyro_pdmp.bps import BPS
 from numpyro_pdmp.diagnostics import Report, check
 from numpyro_pdmp.find_map import MAP, find_map
 from numpyro_pdmp.glm import glm_bound
+from numpyro_pdmp.host_rows import HostRows
 from numpyro_pdmp.inference_data import ALL_STATS, to_inference_data
 from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.process.events import (
@@ -39,6 +40,7 @@ __all__ = [
     "Boomerang",
     "Euler",
     "ExactBound",
+    "HostRows",
     "Interpolation",
     "LowRankScale",
     "PDMPKernel",

@@ -12,7 +12,7 @@ and order 2 adds :math:`(\nabla^2 U(c) - \nabla^2 U_B(c))\,\delta`. Both are unb
 and exact where :math:`U_B - U` is linear (quadratic) in x. The prior adds no noise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -86,11 +86,12 @@ def control_variate(
     def hessian(batch):
         grad_fn = jax.grad(lambda x: model.potential_fn(unravel(x), batch))
         # By few columns at a time: they are as large as the batch until summed.
-        return lax.map(
-            lambda v: jax.jvp(grad_fn, (x,), (v,))[1],
-            jnp.eye(x.size, dtype=x.dtype),
-            batch_size=min(x.size, 16),
-        )
+        with model.loaded(batch):
+            return lax.map(
+                lambda v: jax.jvp(grad_fn, (x,), (v,))[1],
+                jnp.eye(x.size, dtype=x.dtype),
+                batch_size=min(x.size, 16),
+            )
 
     return ControlVariate(
         center, energy, grad, model.over_all_data(hessian, chunk_size)
@@ -110,6 +111,7 @@ def gradient(
     batch: Batch,
     cv: ControlVariate | None = None,
     grad: Callable = jax.grad,
+    ahead: Sequence[Batch] = (),
 ) -> Any:
     """Unbiased estimate of the gradient of the potential.
 
@@ -118,13 +120,15 @@ def gradient(
     :param batch: indices of each subsampled plate.
     :param cv: control variate; None for the gradient of the batch itself.
     :param grad: from a function to its gradient, such as ``jax.jacfwd``.
+    :param ahead: the next batches, for rows that are fetched from the host.
     """
     grad_fn = grad(lambda z: model.potential_fn(z, batch))
-    if cv is None:
-        return grad_fn(z)
-    # Compiled together the two gather their rows once; stacking both positions for one
-    # call would be no faster.
-    noise = _subtract(grad_fn(z), taylor(grad_fn, z, cv))
+    with model.loaded(batch, ahead):
+        if cv is None:
+            return grad_fn(z)
+        # Compiled together the two gather their rows once; stacking both positions for
+        # one call would be no faster.
+        noise = _subtract(grad_fn(z), taylor(grad_fn, z, cv))
     return _add(noise, _taylor_full(z, cv))
 
 
@@ -138,6 +142,13 @@ def value(
     :param batch: indices of each subsampled plate.
     :param cv: control variate; None for the potential of the batch itself.
     """
+    with model.loaded(batch):
+        return _value(model, z, batch, cv)
+
+
+def _value(
+    model: SubsampledModel, z: Any, batch: Batch, cv: ControlVariate | None
+) -> Array:
     energy = model.potential_fn(z, batch)
     if cv is None:
         return energy

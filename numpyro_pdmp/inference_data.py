@@ -3,16 +3,24 @@
 
 """From a finished run to ArviZ."""
 
+from collections.abc import Callable
 import copy
+from functools import partial
 from typing import Any
+import warnings
 
 import numpy as np
 
+import jax.numpy as jnp
+
 import numpyro
+from numpyro.handlers import block
 from numpyro.infer import MCMC
 from numpyro_pdmp.all_data import full_data, pointwise_log_likelihood
+from numpyro_pdmp.batch import Plates
 from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.sgmcmc import SGMCMCKernel
+from numpyro_pdmp.subsample import SubsampledModel, with_batch
 
 #: state fields that become variables of ``sample_stats``, with ArviZ's names
 SAMPLE_STATS = {
@@ -48,6 +56,12 @@ def _log_likelihood(mcmc: MCMC, observed: Any) -> Any:
     return az.dict_to_dataset(chains, library=numpyro, coords=coords, dims=dims)
 
 
+def _unobserved(plates: Plates, model: Callable) -> Callable:
+    """A model on one row of each of these plates, without its observations."""
+    few = with_batch(model, {name: jnp.zeros(1, jnp.int32) for name in plates})
+    return block(few, hide_fn=lambda site: site.get("is_observed", False))
+
+
 def to_inference_data(mcmc: MCMC, log_likelihood: bool = False, **kwargs: Any) -> Any:
     """Convert a finished run to :class:`arviz.InferenceData`.
 
@@ -59,7 +73,8 @@ def to_inference_data(mcmc: MCMC, log_likelihood: bool = False, **kwargs: Any) -
 
     With subsampled plates, ``observed_data`` and ``log_likelihood`` are those of all
     rows, in order, while ``lp`` is an estimate from one mini-batch for each draw (see
-    :func:`~numpyro_pdmp.full_potential`).
+    :func:`~numpyro_pdmp.full_potential`). If :class:`~numpyro_pdmp.HostRows` fetches
+    them, both are left out, as too large for memory.
 
     :param mcmc: an ``MCMC`` object that has run.
     :param log_likelihood: add the log likelihood of each observation at each draw,
@@ -82,6 +97,21 @@ def to_inference_data(mcmc: MCMC, log_likelihood: bool = False, **kwargs: Any) -
     if subsampled:
         run = copy.copy(mcmc)
         run.sampler = sampler.wrap_model(full_data)
+        whole = SubsampledModel(sampler.model, mcmc._args, mcmc._kwargs)
+        if any(whole.host_rows.values()):
+            run.sampler = sampler.wrap_model(partial(_unobserved, whole.plates))
+            if log_likelihood:
+                raise ValueError(
+                    f"`log_likelihood={log_likelihood}` of a model with `HostRows`: "
+                    "its data are taken to be too large for a number for each row and "
+                    "draw. Leave it out; `full_potential` gives one for each draw."
+                )
+            warnings.warn(
+                "`observed_data` is left out: the model has `HostRows`, whose data are "
+                "taken to be too large for memory. Add them with `add_groups` if they "
+                "are not.",
+                stacklevel=2,
+            )
     data = az.from_numpyro(
         run, log_likelihood=log_likelihood and not subsampled, **kwargs
     )

@@ -295,16 +295,19 @@ class SGMCMCKernel(ModelKernel):
         scale, dtype = found.scale, state.whitened.dtype
         num_words = 0 if target.source is None else target.source.num_words
 
+        def draw(rng_key):
+            return draw_uniform(rng_key, state.whitened.size, dtype, num_words)
+
         def body(k, state):
             number = state.i * self._num_steps + k
             size = found.step_size
             if callable(self._step_size):
                 # Not below zero, where rounding may take the end of a schedule.
                 size = jnp.maximum(jnp.asarray(self._step_size(number), dtype), 0)
-            rng_key, uniform, words = draw_uniform(
-                state.rng_key, state.whitened.size, dtype, num_words
+            rng_key, uniform, words = draw(state.rng_key)
+            batches, batch = batch_arguments(
+                target.source, state.batches, words, rng_key, draw
             )
-            batches, batch = batch_arguments(target.source, state.batches, words)
             z = state.whitened
             grad = scale.gradient(target.gradient(scale.position(z), *batch))
             step = Step(

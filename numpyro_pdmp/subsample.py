@@ -10,7 +10,8 @@ the mean over blocks that divide the rows, weighted by their lengths, is exactly
 potential of all data.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 import warnings
@@ -33,6 +34,7 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 from numpyro_pdmp.batch import Batch, Plates, random_batch
+from numpyro_pdmp.host_rows import HostRows, recorded_calls
 from numpyro_pdmp.potential import _validate, latent_sites
 
 #: rows evaluated at once when all data are used
@@ -44,6 +46,10 @@ class WeightedRows(NamedTuple):
 
     rows: Array  # (m,)
     weights: Array  # (m,) inverse of the rows' probabilities, 1 for equal ones
+
+
+def _indices(rows: Any) -> Any:
+    return rows.rows if isinstance(rows, WeightedRows) else rows
 
 
 class with_batch(substitute):
@@ -59,7 +65,7 @@ class with_batch(substitute):
         data = {} if data is None else data
         weighted = {k: v for k, v in data.items() if isinstance(v, WeightedRows)}
         self.weights = {k: v.weights for k, v in weighted.items()}
-        super().__init__(fn, data | {k: v.rows for k, v in weighted.items()})
+        super().__init__(fn, {k: _indices(v) for k, v in data.items()})
 
     def process_message(self, msg):
         super().process_message(msg)
@@ -160,12 +166,19 @@ class SubsampledModel:
         prototype = substitute(
             seed(model, random.key(0)), substitute_fn=_prototype_value
         )
-        self._transforms, self._replay, self._enum, self._trace = _get_model_transforms(
-            prototype, args, kwargs
-        )
+        with recorded_calls() as calls:
+            self._transforms, self._replay, self._enum, self._trace = (
+                _get_model_transforms(prototype, args, kwargs)
+            )
         #: size and subsample size of each subsampled plate
         self.plates: Plates = {
             k: s["args"] for k, s in self._trace.items() if _is_subsampled(s)
+        }
+        #: what fetches rows of each plate from the host
+        self.host_rows: dict[str, list[HostRows]] = {
+            name: list(dict.fromkeys(r for r, i in calls if i is site["value"]))
+            for name, site in self._trace.items()
+            if name in self.plates
         }
         _validate(self._trace)
         _validate_plates(self._trace, self.plates)
@@ -218,6 +231,24 @@ class SubsampledModel:
             model_args=self._args,
             model_kwargs=self._kwargs,
         )
+
+    @contextmanager
+    def loaded(self, batch: Batch, ahead: Sequence[Batch] = ()) -> Iterator[None]:
+        """Within it, rows of this batch that are on the host are fetched once.
+
+        :param batch: indices of each subsampled plate.
+        :param ahead: the batches of the next evaluations, to be fetched meanwhile.
+        """
+        with ExitStack() as stack:
+            for name, fetched in self.host_rows.items():
+                for rows in fetched:
+                    announced = 0 < rows.prefetch <= len(ahead)
+                    later = None
+                    if announced:
+                        later = _indices(ahead[rows.prefetch - 1][name])
+                    data = rows.load(_indices(batch[name]), later)
+                    stack.enter_context(rows.given(_indices(batch[name]), data))
+            yield
 
     def potential_fn(self, z: Any, batch: Batch) -> Array:
         """Unbiased estimate of the potential energy of all data.
@@ -352,7 +383,7 @@ class SubsampledModel:
             sum_log_prob=False,
         )
         energy = -sum(map(jnp.sum, log_probs.values()), start=jnp.zeros(()))
-        rows = {name: jnp.zeros(len(batch[name])) for name in self.plates}
+        rows = {name: jnp.zeros(len(_indices(batch[name]))) for name in self.plates}
         for name, log_prob in log_probs.items():
             for plate, dim in _frames(trace[name], self.plates).items():
                 by_row = jnp.moveaxis(log_prob, dim, 0)

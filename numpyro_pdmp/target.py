@@ -38,7 +38,7 @@ NEWTON_STEP, NEWTON_STEPS = 0.3, 20
 class Target(NamedTuple):
     """Potential energy of a flat vector; ``batch`` is absent on full data."""
 
-    gradient: Callable[..., Array]  # x, *batch -> gradient
+    gradient: Callable[..., Array]  # x, *batch, *later batches -> gradient
     energy: Callable[..., Array]  # x, *batch -> potential energy, or an estimate
     source: BatchSource | None
 
@@ -107,9 +107,10 @@ def make_target(
         batches.num_words(plates, batching),
         lambda words: batches.start_batches(words, plates, batching),
         next_batch,
+        max((r.prefetch for rows in model.host_rows.values() for r in rows), default=0),
     )
     return Target(
-        lambda x, batch: gradient(model, x, batch, control, grad),
+        lambda x, batch, *ahead: gradient(model, x, batch, control, grad, ahead),
         lambda x, batch: value(model, x, batch, control),
         source,
     )

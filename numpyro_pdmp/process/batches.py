@@ -17,6 +17,7 @@ class BatchSource(NamedTuple):
     num_words: int  # random words of 32 bits that a batch takes
     start: Callable[[Array], Any]  # words -> state
     next: Callable[[Any, Array], tuple[Any, Any]]  # state, words -> state, batch
+    ahead: int = 0  # how many later batches gradients are told of
 
 
 class Batches(NamedTuple):
@@ -56,10 +57,31 @@ def next_batch(
 
 
 def batch_arguments(
-    source: BatchSource | None, batches: Batches | None, words: Array
+    source: BatchSource | None,
+    batches: Batches | None,
+    words: Array,
+    rng_key: Array,
+    draw: Callable[[Array], tuple[Array, Any, Array]],
 ) -> tuple[Batches | None, tuple]:
-    """The batch of a tick as arguments of the gradient: none on full data."""
+    """The batch of a tick, and later ones, as arguments of the gradient.
+
+    None on full data.
+
+    :param source: where batches come from.
+    :param batches: state before the tick.
+    :param words: random words of the tick.
+    :param rng_key: key after the tick.
+    :param draw: from a key to the next one, anything and the words of a tick, to see
+        batches in advance.
+    """
     if source is None or batches is None:
         return None, ()
     batches, batch = next_batch(source, batches, words)
-    return batches, (batch,)
+    # Of a batch that is held it is not known when it will be done with.
+    num = source.ahead if batches.held is None else 0
+    state, arguments = batches.state, [batch]
+    for _ in range(num):
+        rng_key, _, words = draw(rng_key)
+        state, later = source.next(state, words)
+        arguments.append(later)
+    return batches, tuple(arguments)

@@ -4,6 +4,7 @@
 """Frozen rates: a path without envelopes, biased by its step."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 from jax import Array
@@ -51,10 +52,11 @@ def make_euler_tick(
 
     def tick(path: Path) -> Path:
         d, k = path.z.size, path.rate.size
-        rng_key, uniform, words = draw_uniform(
-            path.rng_key, 1 + k + d, path.z.dtype, num_words
+        draw = partial(
+            draw_uniform, num=1 + k + d, dtype=path.z.dtype, num_words=num_words
         )
-        batches, batch = batch_arguments(source, path.batches, words)
+        rng_key, uniform, words = draw(path.rng_key)
+        batches, batch = batch_arguments(source, path.batches, words, rng_key, draw)
         gradient = grad_fn(scale.position(path.z), *batch)
         gradient = sampler.energy_gradient(path.z, scale.gradient(gradient))
         rate = sampler.rates(path.z, path.v, gradient)

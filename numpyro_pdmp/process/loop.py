@@ -21,6 +21,7 @@ nested: under ``vmap`` every chain does useful work in every tick.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 from jax import Array
@@ -84,10 +85,11 @@ def make_tick(
     def tick(path: Path) -> Path:
         d, k = path.z.size, path.rate.size
         # `noise` serves the jump or the refreshment: a tick has at most one of them.
-        rng_key, uniform, words = draw_uniform(
-            path.rng_key, 4 + k + d, path.z.dtype, num_words
+        draw = partial(
+            draw_uniform, num=4 + k + d, dtype=path.z.dtype, num_words=num_words
         )
-        batches, batch = batch_arguments(source, path.batches, words)
+        rng_key, uniform, words = draw(path.rng_key)
+        batches, batch = batch_arguments(source, path.batches, words, rng_key, draw)
 
         def energy_gradient(z):
             gradient = grad_fn(scale.position(z), *batch)
