@@ -31,11 +31,11 @@ from numpyro_pdmp.subsample import (
     pilot_batch,
 )
 
-#: unequal probabilities of rows have to reduce the variance to less than this share
-WORTHWHILE = 0.5
 #: cost of a gradient with control variates of order 0, 1 and 2, and how many more
 #: gradients a unit of noise in the rates takes: both rough
 GRADIENT_COSTS, NOISE_COST = (1.0, 1.5, 2.5), 2.5
+#: what unequal probabilities of rows cost, as a factor
+UNEQUAL_COST = 1.2
 #: rows of the other plates, while the rows of one are looked at
 OTHER_ROWS = 256
 
@@ -159,11 +159,15 @@ def plan_batches(
         left = left / subsample_size
         equal += left * jnp.maximum(jnp.sum(squares, -1) - square, 0)
         unequal += jnp.maximum(jnp.sum(weighted, -1) - square, 0) / subsample_size
+    equal, unequal = jnp.sqrt(equal), jnp.sqrt(unequal)
+    factor = 1 + NOISE_COST * equal
+    other = UNEQUAL_COST * (1 + NOISE_COST * unequal)
     use = jnp.full(len(orders), batching == "importance")
     if batching == "auto":
-        use = jnp.less(unequal, WORTHWHILE * equal)
-    noise = jnp.sqrt(jnp.where(use, unequal, equal))
-    costs = jnp.asarray([GRADIENT_COSTS[k] for k in orders]) * (1 + NOISE_COST * noise)
+        use = jnp.less(other, factor)
+    noise = jnp.where(use, unequal, equal)
+    costs = jnp.asarray([GRADIENT_COSTS[k] for k in orders])
+    costs *= jnp.where(use, other, factor)
     best = jnp.argmin(jnp.where(jnp.isfinite(costs), costs, jnp.inf))
     importance = None
     if batching in ("auto", "importance"):
