@@ -54,7 +54,7 @@ class SGLD(SGMCMCKernel):
         which is :math:`0.1/(1 + \sigma^2)` in whitened coordinates, for variances that
         are 2.5 % too large on a Gaussian (measured with control variates: 1.8 % on
         the mean of 100 observations, 2.0 % on a logistic regression, with errors of
-        1.0 and 0.8 %). ``init`` measures :math:`\sigma^2` on 256 rows.
+        1.0 and 0.8 %). ``init`` measures :math:`\sigma^2`.
     :param int num_steps: steps a draw.
     :param precondition: whether to run in whitened coordinates, of ``reference`` or
         ``inverse_mass_matrix``, or of the curvature at the mode. Default: if one of

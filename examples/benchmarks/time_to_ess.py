@@ -9,6 +9,9 @@ from the smallest effective sample size over x and x^2. Then both kernels run wi
 numbers in turns, each time in a process of its own, in the order ABBA. Imports and
 the making of data are not counted.
 
+With ``--cache`` JAX's persistent compilation cache is in use, and filled: the time of
+the second start of a script, in which programs are traced but not compiled.
+
 With ``--dir`` (see ``posteriordb.py``) also on reference posteriors.
 
     python examples/benchmarks/time_to_ess.py --dir DIR --posteriors NAME NAME
@@ -88,7 +91,7 @@ def work(args):
 
 
 def fresh(args, target, kernel, num_samples, seed):
-    """The same in a fresh process, without a cache of compiled programs."""
+    """The same in a fresh process, without compiled programs unless asked for."""
     command = [sys.executable, __file__, "--worker", target, "--kernel", kernel]
     for name, value in (
         ("num-samples", num_samples),
@@ -100,6 +103,12 @@ def fresh(args, target, kernel, num_samples, seed):
     if args.dir is not None:
         command += ["--dir", str(args.dir)]
     env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    if args.cache is not None:
+        env |= {
+            "JAX_COMPILATION_CACHE_DIR": str(args.cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
@@ -121,6 +130,9 @@ def main(args):
         for kernel in kernels:
             ess = fresh(args, target, kernel, args.pilot, args.seed)["ess"]
             needed[kernel] = max(4, math.ceil(args.ess * args.pilot / ess))
+        if args.cache is not None:  # the number of draws is part of the program
+            for kernel in kernels:
+                fresh(args, target, kernel, needed[kernel], args.seed)
         found = {kernel: [] for kernel in kernels}
         for turn in range(args.repeats):
             order = kernels if turn % 2 == 0 else kernels[::-1]
@@ -149,6 +161,7 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--num-warmup", type=int, default=1000)
     parser.add_argument("--num-chains", type=int, default=4)
+    parser.add_argument("--cache", type=Path, help="an empty directory")
     parser.add_argument("--seed", type=int, default=0)
     # Of one run in a process of its own.
     parser.add_argument("--worker", help=argparse.SUPPRESS)
