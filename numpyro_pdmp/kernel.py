@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import jax
-from jax import lax, random
+from jax import lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
@@ -273,14 +273,6 @@ class PDMPKernel(ModelKernel):
             totals=totals,
         )
         return state, draw_moments(z, sums, elapsed, stats)
-
-    def _energy(self, target, path, x):
-        """Potential energy of a draw; an estimate from one batch if subsampled."""
-        if target.source is None:
-            return target.energy(x)
-        key = random.fold_in(path.rng_key, 0)
-        words = random.bits(key, (target.source.num_words,), jnp.uint32)
-        return target.energy(x, target.source.next(path.batches.state, words)[1])
 
     # Warm-up
 

@@ -6,7 +6,9 @@
 import copy
 from typing import ClassVar
 
+from jax import random
 from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
 
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity
@@ -67,6 +69,17 @@ class ModelKernel(StartMixin, MCMCKernel):
             self._forward_mode_differentiation,
             self._hard_walls,
         )
+
+    def _energy(self, target, state, x):
+        """Potential energy of a draw; an estimate from one batch if subsampled.
+
+        :param state: has the key and the batches of a chain.
+        """
+        if target.source is None:
+            return target.energy(x)
+        key = random.fold_in(state.rng_key, 0)
+        words = random.bits(key, (target.source.num_words,), jnp.uint32)
+        return target.energy(x, target.source.next(state.batches.state, words)[1])
 
     def _dense(self, dim):
         """``dense_mass`` with its default filled in: True, False or blocks."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-from jax import Array, lax, random
+from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
@@ -349,13 +349,6 @@ class SGMCMCKernel(ModelKernel):
             num_grad=jnp.full_like(state.num_grad, self._num_steps),
             diverging=state.num_rejected > 0,
         )
-
-    def _energy(self, target, state, x):
-        if target.source is None:
-            return target.energy(x)
-        key = random.fold_in(state.rng_key, 0)
-        words = random.bits(key, (target.source.num_words,), jnp.uint32)
-        return target.energy(x, target.source.next(state.batches.state, words)[1])
 
     def refresh(self, state, model_args, model_kwargs):
         """Nothing that depends on the conditioning is kept, but the energy."""

@@ -15,14 +15,13 @@ import argparse
 import time
 
 import numpy as np
+from subsampling import laplace, model
 
 import jax
 from jax import random
 import jax.numpy as jnp
 
-import numpyro
 from numpyro.diagnostics import effective_sample_size
-import numpyro.distributions as dist
 from numpyro.infer import MCMC
 from numpyro_pdmp import BPS, Scale, ZigZag, glm_bound
 
@@ -31,25 +30,13 @@ KERNELS = {"ZigZag": ZigZag, "BPS": BPS}
 SCHEMES = ["interpolation 1", "interpolation 2", "exact 1", "exact 2"]
 
 
-def model(x, y, subsample_size):
-    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("data", len(y), subsample_size=subsample_size):
-        x = numpyro.subsample(x, event_dim=1)
-        y = numpyro.subsample(y, event_dim=0)
-        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
-
-
 def make_data(num_data, dim):
     """Gaussian features, and a linear predictor of variance 1."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(num_data, dim))
     y = rng.random(num_data) < 1 / (1 + np.exp(-x.sum(1) / dim**0.5))
-    mode = np.zeros(dim)
-    for _ in range(20):
-        p = 1 / (1 + np.exp(-x @ mode))
-        hessian = (x.T * (p * (1 - p))) @ x + np.eye(dim)
-        mode -= np.linalg.solve(hessian, x.T @ (p - y) + mode)
-    factor = np.linalg.cholesky(np.linalg.inv(hessian))
+    mode, covariance = laplace(x, y)
+    factor = np.linalg.cholesky(covariance)
     scale = Scale(jnp.asarray(mode, "f4"), jnp.asarray(factor, "f4"))
     return jnp.asarray(x, "f4"), jnp.asarray(y, "f4"), scale
 
