@@ -111,7 +111,8 @@ class Boomerang(PDMPKernel):
         ``"with_replacement"``, ``"epoch"`` (every row once in a pass),
         ``"contiguous"`` (consecutive rows, for data in random order), or
         ``"importance"``: rows with more influence more often, and weighed for it.
-        ``"auto"`` measures whether that is worth its cost, else draws without
+        ``"auto"`` measures whether that is worth its cost; else takes consecutive rows
+        if they are many and found to be in random order; else draws without
         replacement.
     :param control_variates: order of the control variates of a subsampled model, 1 or
         2, or None for none. ``"auto"`` measures which is best if there is a point to

@@ -23,7 +23,7 @@ from numpyro_pdmp.descent import (
     merge_modes,
     typical_start,
 )
-from numpyro_pdmp.importance import plan_batches
+from numpyro_pdmp.importance import RUNS, plan_batches
 from numpyro_pdmp.initialize import (
     checked_energy,
     given_params,
@@ -166,7 +166,7 @@ class StartMixin:
         if concrete and choice is not None:
             adapt_state = state.adapt_state
             control = of_order(adapt_state.control, int(choice[0]))
-            importance = adapt_state.importance if choice[1] else None
+            importance = (None, adapt_state.importance, RUNS)[int(choice[1])]
             adapt_state = adapt_state._replace(control=control, importance=importance)
             state = state._replace(adapt_state=adapt_state)
         if concrete and not jnp.all(jnp.isfinite(energy)):
@@ -304,8 +304,8 @@ class StartMixin:
     def _start_subsampled(self, state, functions, single, num_warmup):
         """Start, metric, control variate and first envelope of a subsampled model.
 
-        :return: the state, and what is best: the order of control variates, and
-            whether rows have unequal probabilities.
+        :return: the state, and what is best: the order of control variates, and the
+            kind of rows.
         """
         chain = state if single else first_chain(state)
         x, unravel = ravel_pytree(chain.z)
@@ -352,7 +352,7 @@ class StartMixin:
             adapt_state = jax.tree.map(
                 lambda a: jnp.broadcast_to(a, (num, *a.shape)), adapt_state
             )
-        return state._replace(adapt_state=adapt_state), (plan.order, plan.unequal)
+        return state._replace(adapt_state=adapt_state), (plan.order, plan.kind)
 
     def _with_noise(self, chain, noise):
         """With an envelope above most of the noise, for warm-up to refine."""

@@ -20,7 +20,7 @@ from numpyro_pdmp.control_variates import (
 )
 from numpyro_pdmp.descent import find_start, laplace_scale
 from numpyro_pdmp.hessian import dense_factor
-from numpyro_pdmp.importance import Importance, weighted_plates, weighted_rows
+from numpyro_pdmp.importance import RUNS, Importance, weighted_plates, weighted_rows
 from numpyro_pdmp.moments import AnyScale
 from numpyro_pdmp.potential import ModelFunctions, gradient_fn
 from numpyro_pdmp.process.batches import (
@@ -79,7 +79,7 @@ def make_target(
     :param functions: of the model and its arguments.
     :param unravel: from a flat vector to sites.
     :param control: control variate of a subsampled model.
-    :param importance: probabilities of its rows; None for equal ones.
+    :param importance: probabilities of its rows; None for equal ones, and ``RUNS``.
     :param batching: how its batches are drawn.
     :param forward_mode: by forward-mode differentiation.
     :param hard_walls: look at the potential with every gradient (full data only).
@@ -94,6 +94,8 @@ def make_target(
         return Target(grad_fn, potential_fn, None)
     grad = jax.jacfwd if forward_mode else jax.grad
     plates = model.plates
+    if importance == RUNS:
+        importance, batching = None, "contiguous"
     if importance is not None:
         plates = weighted_plates(plates)
 

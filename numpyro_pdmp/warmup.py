@@ -68,7 +68,7 @@ class AdaptState(NamedTuple):
     bounce_rate: Array  # smoothed, per unit of process time
     moments: Moments
     control: ControlVariate | None  # of a subsampled model
-    importance: dict[str, Importance] | None  # of its rows, if they are unequal
+    importance: dict[str, Importance] | None  # of its rows; None: equal
     averages: Array  # (3,) count, and sums of the logarithms of window and offset
     window_ends: Array  # draws after which the scale is renewed
     num_warmup: Array

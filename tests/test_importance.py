@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.diagnostics import effective_sample_size
 import numpyro.distributions as dist
-from numpyro.infer import MCMC
-from numpyro_pdmp import BPS, Boomerang, Scale, ZigZag
+from numpyro.infer import MCMC, NUTS
+from numpyro_pdmp import BPS, Boomerang, Scale, ZigZag, full_data
 from numpyro_pdmp.batch import draw_batch, num_words
 from numpyro_pdmp.control_variates import control_variate, gradient
 from numpyro_pdmp.importance import (
+    RUNS,
     Importance,
     make_importance,
     plan_batches,
@@ -165,8 +166,10 @@ def test_noise_is_that_of_the_rate_over_batches(order, unequal):
     np.testing.assert_allclose(spreads[1], whole[1], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kernel", [BPS, Boomerang, ZigZag])
-@pytest.mark.parametrize("batching", ["auto", "importance"])
+@pytest.mark.parametrize(
+    "kernel, batching",
+    [(BPS, "importance"), (Boomerang, "auto"), (ZigZag, "importance")],
+)
 def test_rare_categories(kernel, batching):
     """Few rows tell of one coefficient; batches of 50 seldom have one of them."""
     data = (*make_data(), 50)
@@ -200,3 +203,59 @@ def test_rows_alike_are_drawn_alike():
 
     state = BPS(model).init(random.key(0), 100, model_args=(y,))
     assert state.adapt_state.importance is None
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_consecutive_rows_if_they_are_in_random_order(shuffled):
+    """Posterior of a mean from 2^16 rows, in the order they came or sorted."""
+    num_data, subsample_size = 2**16, 64
+    y = np.random.default_rng(0).normal(size=num_data)
+    y = jnp.asarray(y if shuffled else np.sort(y), jnp.float32)
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", num_data, subsample_size=subsample_size):
+            obs = numpyro.subsample(y, 0)
+            numpyro.sample("y", dist.StudentT(5.0, mu, 1), obs=obs)
+
+    options = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(Boomerang(model), num_warmup=300, num_samples=500, **options)
+    mcmc.run(random.key(0), y)
+    importance = mcmc.last_state.adapt_state.importance
+    assert importance == RUNS if shuffled else importance != RUNS
+    nuts = MCMC(NUTS(full_data(model)), num_warmup=200, num_samples=500, **options)
+    nuts.run(random.key(1), y)
+    x, truth = (
+        np.asarray(run.get_samples(group_by_chain=True)["mu"]) for run in (mcmc, nuts)
+    )
+    sd = truth.std()
+    sizes = [effective_sample_size(a) for a in (x, truth)]
+    mcse = sd * np.sqrt(sum(1 / size for size in sizes))
+    assert abs(x.mean() - truth.mean()) < 4 * mcse
+    sizes = [effective_sample_size((a - a.mean()) ** 2) for a in (x, truth)]
+    error = np.sqrt(sum(0.5 / size for size in sizes))
+    assert abs(x.std() / sd - 1) < 0.02 + 4 * error
+
+
+def test_noise_of_consecutive_rows():
+    """Against all of the runs that there are."""
+    x, y = make_data()
+    x, y = x[: NUM_DATA // 20 * 20], y[: NUM_DATA // 20 * 20]
+    model = SubsampledModel(logistic, (x, y, 20))
+    scale = Scale(jnp.asarray([-0.5, 0.7, 1.0]), jnp.asarray([0.05, 0.05, 0.5]))
+    plan = plan_batches(model, scale, None, (0,), "contiguous")
+    corners = np.random.default_rng(0).choice([-1.0, 1.0], (4, 2, 3))
+
+    @jax.jit
+    @jax.vmap
+    def rates(start):
+        batch = {"data": start + jnp.arange(20)}
+        return jnp.stack(
+            [
+                scale.gradient(gradient(model, scale.position(z), batch)) @ v
+                for z, v in jnp.asarray(corners, jnp.float32)
+            ]
+        )
+
+    found = jnp.sqrt(jnp.mean(jnp.var(rates(jnp.arange(0, len(y), 20)), 0)))
+    np.testing.assert_allclose(plan.noise, found, rtol=0.01)
