@@ -96,7 +96,9 @@ class Boomerang(PDMPKernel):
     :param bool forward_mode_differentiation: whether to use forward-mode
         differentiation, for models that need it.
     :param bool potential_energy: whether to evaluate the potential energy of every
-        draw (one evaluation without gradient).
+        draw (one evaluation without gradient). Defaults to True on full data; if
+        subsampled it would be an estimate from one batch, at the cost of a batch (see
+        :func:`~numpyro_pdmp.full_potential` for the exact one).
     :param bool hard_walls: whether to evaluate the potential with every gradient, for
         densities that are zero in a region where the gradient is finite. Without it
         such regions are entered, and draws there are flagged as ``diverging``.

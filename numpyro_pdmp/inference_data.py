@@ -72,9 +72,10 @@ def to_inference_data(mcmc: MCMC, log_likelihood: bool = False, **kwargs: Any) -
     ``extra_fields=ALL_STATS``.
 
     With subsampled plates, ``observed_data`` and ``log_likelihood`` are those of all
-    rows, in order, while ``lp`` is an estimate from one mini-batch for each draw (see
-    :func:`~numpyro_pdmp.full_potential`). If :class:`~numpyro_pdmp.HostRows` fetches
-    them, both are left out, as too large for memory.
+    rows, in order, while ``lp`` is missing, or an estimate from one mini-batch for each
+    draw if it was asked for (see :func:`~numpyro_pdmp.full_potential`). If
+    :class:`~numpyro_pdmp.HostRows` fetches the data, the first two are left out, as too
+    large for memory.
 
     :param mcmc: an ``MCMC`` object that has run.
     :param log_likelihood: add the log likelihood of each observation at each draw,
@@ -121,7 +122,10 @@ def to_inference_data(mcmc: MCMC, log_likelihood: bool = False, **kwargs: Any) -
     if "sample_stats" in data:
         stats = data["sample_stats"]
         names = {k: v for k, v in SAMPLE_STATS.items() if k in stats and k != v}
-        data.sample_stats = stats.rename(names)
+        stats = stats.rename(names)
+        if "lp" in stats and bool(stats["lp"].isnull().all()):
+            stats = stats.drop_vars("lp")  # not asked for
+        data.sample_stats = stats
     if isinstance(sampler, SGMCMCKernel):
         data["posterior"].attrs.update(
             sampler=type(sampler).__name__,

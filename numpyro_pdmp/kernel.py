@@ -88,7 +88,7 @@ class PDMPKernel(ModelKernel):
         cross_chain_adapt: bool = True,
         init_strategy: Callable = init_to_uniform,
         forward_mode_differentiation: bool = False,
-        potential_energy: bool = True,
+        potential_energy: bool | None = None,
         hard_walls: bool = False,
         max_grad: int = 1000,
         batch: str = "proposal",
@@ -248,8 +248,9 @@ class PDMPKernel(ModelKernel):
         else:
             path, z = read_output(path, sampler, adapt_state.draw_time)
         x, stats = scale.position(z), path.stats
-        energy = self._energy(target, path, x) if self._potential_energy else jnp.nan
-        outside = ~jnp.isfinite(energy) & self._potential_energy
+        wanted = self._wants_energy(functions)
+        energy = self._energy(target, path, x) if wanted else jnp.nan
+        outside = ~jnp.isfinite(energy) & wanted
         first = state.i == adapt_state.num_warmup
         totals = jax.tree.map(
             lambda old, new: jnp.where(first, new, old + new), state.totals, stats
@@ -358,7 +359,7 @@ class PDMPKernel(ModelKernel):
         functions = self._functions(model_args, model_kwargs)
         draw_time = state.adapt_state.draw_time
         path = continue_from_output(state.path, self._sampler, draw_time)
-        energy = functions.potential_fn(state.z)
-        energy = energy if self._potential_energy else jnp.nan
+        wanted = self._wants_energy(functions)
+        energy = functions.potential_fn(state.z) if wanted else jnp.nan
         energy = jnp.asarray(energy, state.potential_energy.dtype)
         return state._replace(path=path, potential_energy=energy)

@@ -70,6 +70,12 @@ class ModelKernel(StartMixin, MCMCKernel):
             self._hard_walls,
         )
 
+    def _wants_energy(self, functions):
+        """Whether draws come with their potential energy."""
+        if self._potential_energy is None:
+            return functions.subsampled is None
+        return self._potential_energy
+
     def _energy(self, target, state, x):
         """Potential energy of a draw; an estimate from one batch if subsampled.
 

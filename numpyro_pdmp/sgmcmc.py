@@ -251,7 +251,7 @@ class SGMCMCKernel(ModelKernel):
         return SGMCMCState(
             i=count,
             z=z,
-            potential_energy=zero + (energy if self._potential_energy else jnp.nan),
+            potential_energy=zero + energy,
             num_grad=count,
             num_rejected=count,
             diverging=jnp.zeros((), bool),

@@ -131,10 +131,12 @@ class StartMixin:
             z, energy = z_energy
             if init_params is None and self._reference is not None:
                 z, energy = self._reference_start(z, vmap, model_args, kwargs)
-            init_state = partial(self._init_state, source, num_warmup)
-            state = vmap(init_state)(keys[0], random_numbers, z, energy)
-            shared = not single and self._cross_chain_adapt
             functions = self._functions(model_args, kwargs)
+            init_state = partial(self._init_state, source, num_warmup)
+            wanted = self._wants_energy(functions)
+            recorded = energy if wanted else jnp.full_like(energy, jnp.nan)
+            state = vmap(init_state)(keys[0], random_numbers, z, recorded)
+            shared = not single and self._cross_chain_adapt
             one = z if single else first_chain(z)
             choice = None
             if functions.subsampled is not None:
@@ -239,7 +241,6 @@ class StartMixin:
             None if source is None else start_batches(source, words, hold),
         )
         zero, count = jnp.zeros((), dtype), jnp.zeros((), int)
-        energy = energy if self._potential_energy else jnp.nan
         return PDMPState(
             i=count,
             z=z,

@@ -156,7 +156,8 @@ def test_single_chain_and_fields():
         warnings.simplefilter("error")
         mcmc.run(random.key(0), Y, 10, extra_fields=("potential_energy", "num_grad"))
     assert set(mcmc.get_samples()) == {"mu"}  # and no indices
-    assert np.all(np.isfinite(mcmc.get_extra_fields()["potential_energy"]))
+    # An estimate from one batch is not worth its cost.
+    assert np.all(np.isnan(mcmc.get_extra_fields()["potential_energy"]))
     assert check(mcmc).violation_rate < 0.1
 
 
