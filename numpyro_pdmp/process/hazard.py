@@ -37,9 +37,14 @@ def line_arrival(value: ArrayLike, slope: ArrayLike, mass: ArrayLike) -> Array:
     # A rising line counts from its zero crossing.
     start = jnp.where(rising, jnp.maximum(-a, 0) / jnp.where(rising, b, 1), 0)
     a = jnp.maximum(a, 0)
-    discriminant = a * a + 2 * b * e
-    root = a + jnp.sqrt(jnp.maximum(discriminant, 0))
-    reached = (discriminant >= 0) & ((root > 0) | rising)
+    # The root of a^2 + 2be, without a square that overflows or vanishes.
+    q = jnp.sqrt(2 * jnp.abs(b) * e)
+    large = jnp.maximum(a, q)
+    ratio = jnp.minimum(a, q) / jnp.where(large > 0, large, 1)
+    rises = large * jnp.sqrt(1 + ratio * ratio)
+    falls = jnp.sqrt(jnp.maximum(a - q, 0)) * jnp.sqrt(a + q)
+    root = a + jnp.where(b < 0, falls, rises)
+    reached = rising | ((a >= q) & (a > 0))
     return jnp.where(reached, start + 2 * e / jnp.where(root > 0, root, 1), jnp.inf)
 
 
