@@ -7,7 +7,7 @@ RUN := $(BIN)/python -W ignore::FutureWarning:arviz
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help quickstart test lint format clean
+.PHONY: help quickstart test docs lint format clean
 
 help: ## Show this help
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -19,6 +19,9 @@ test: $(VENV)/.installed-test ## Run the tests, the doctests and the README's co
 	$(BIN)/python -m pytest -n 2 -m "not slow" --doctest-modules tests numpyro_pdmp
 	$(RUN) scripts/run_readme.py
 
+docs: $(VENV)/.installed-docs ## Build the site in docs/_build/html, notebooks executed
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
 lint: $(VENV)/.installed-lint ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,7 +32,7 @@ format: $(VENV)/.installed-lint ## Fix what the linter can fix and format the co
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv, caches and build products
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info quickstart.png
+	rm -rf .venv docs/_build .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info quickstart.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp per extra; a stamp older than pyproject.toml reinstalls.
