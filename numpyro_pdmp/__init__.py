@@ -8,6 +8,7 @@ from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
 from numpyro_pdmp.diagnostics import Report, check
 from numpyro_pdmp.find_map import MAP, find_map
+from numpyro_pdmp.generalised_bps import ForwardBPS, GeneralisedBPS
 from numpyro_pdmp.glm import glm_bound
 from numpyro_pdmp.host_rows import HostRows
 from numpyro_pdmp.inference_data import ALL_STATS, to_inference_data
@@ -40,6 +41,8 @@ __all__ = [
     "Boomerang",
     "Euler",
     "ExactBound",
+    "ForwardBPS",
+    "GeneralisedBPS",
     "HostRows",
     "Interpolation",
     "LowRankScale",

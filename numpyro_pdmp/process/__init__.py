@@ -15,6 +15,10 @@ from numpyro_pdmp.process.events import (
     Tuning,
     event_time_scheme,
 )
+from numpyro_pdmp.process.generalised import (
+    ForwardBouncyParticle,
+    GeneralisedBouncyParticle,
+)
 from numpyro_pdmp.process.hazard import line_arrival
 from numpyro_pdmp.process.loop import (
     make_tick,
@@ -59,6 +63,8 @@ __all__ = [
     "Euler",
     "EventTime",
     "ExactBound",
+    "ForwardBouncyParticle",
+    "GeneralisedBouncyParticle",
     "Interpolation",
     "Known",
     "LowRankScale",
