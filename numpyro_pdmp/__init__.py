@@ -20,9 +20,11 @@ from numpyro_pdmp.process.events import (
     PublishedInterpolation,
     Tangent,
 )
+from numpyro_pdmp.process.regression import RegressionBound
 from numpyro_pdmp.process.scale import LowRankScale, Scale
 from numpyro_pdmp.psgld import PSGLD
 from numpyro_pdmp.reference import laplace_reference
+from numpyro_pdmp.sbps import SBPS
 from numpyro_pdmp.sghmc import SGHMC
 from numpyro_pdmp.sgld import SGLD
 from numpyro_pdmp.sgmcmc import SGMCMCKernel, SGMCMCState
@@ -36,6 +38,7 @@ __all__ = [
     "BPS",
     "MAP",
     "PSGLD",
+    "SBPS",
     "SGHMC",
     "SGLD",
     "Boomerang",
@@ -49,6 +52,7 @@ __all__ = [
     "PDMPKernel",
     "PDMPState",
     "PublishedInterpolation",
+    "RegressionBound",
     "Report",
     "SGMCMCKernel",
     "SGMCMCState",

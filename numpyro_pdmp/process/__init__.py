@@ -37,6 +37,7 @@ from numpyro_pdmp.process.path import (
     Stats,
     start_path,
 )
+from numpyro_pdmp.process.regression import RegressionBound
 from numpyro_pdmp.process.samplers import (
     BoomerangProcess,
     BouncyParticle,
@@ -70,6 +71,7 @@ __all__ = [
     "LowRankScale",
     "Path",
     "PublishedInterpolation",
+    "RegressionBound",
     "Sampler",
     "Scale",
     "Skeleton",

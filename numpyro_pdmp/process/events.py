@@ -15,7 +15,7 @@ A scheme is a subclass of :class:`EventTime`: it says what it wants to be told
 from collections.abc import Callable
 from dataclasses import dataclass
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array
 import jax.numpy as jnp
@@ -53,6 +53,11 @@ class Known(NamedTuple):
     last_rate: Array  # (k,) rates at the last point before this one
     last_time: Array  # () time from that point to here
     envelope: Envelope  # the envelope in force until here, as seen from the last point
+    before: Array  # (k,) signed rates here before the velocity turned
+    last_speed: Array  # () speed before that
+    elapsed: Array  # () time since the last point; 0 if the path did not move on
+    turned: Array  # () whether a segment begins here
+    memory: Any  # of the scheme (None unless it has one)
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,8 @@ class EventTime:
     window_per_event = 1.0
     #: warm-up may set the offset
     tunes_offset = False
+    #: its first value, in standard deviations of the rate of a mini-batch
+    offset_per_noise = 2.0
     #: rates stay as they are over a window, and need no envelope
     frozen = False
     #: reject proposals whose ratio of rate to envelope exceeds this
@@ -81,6 +88,22 @@ class EventTime:
         :param event_time: mean time between events to expect.
         :param rate_size: size of the signed rates to expect.
         """
+        raise NotImplementedError
+
+    def memory(
+        self, num_rates: int, event_time: float, rate_size: float, dtype: Any
+    ) -> Any:
+        """What is to be carried along the path, to begin with; None for nothing.
+
+        :param num_rates: number of signed rates.
+        :param event_time: mean time between events to expect.
+        :param rate_size: size of the signed rates to expect.
+        :param dtype: of the path.
+        """
+        return None
+
+    def remember(self, tuning: Tuning, known: Known) -> Any:
+        """``known.memory`` with what is known here; not called if that is None."""
         raise NotImplementedError
 
     def look(self, tuning: Tuning, speed: Array, t_refresh: Array) -> Array:

@@ -184,7 +184,14 @@ def make_tick(
             last_rate=rate,
             last_time=t_next,
             envelope=path.envelope,
+            before=rate1,
+            last_speed=sampler.speed(z1, v1),
+            elapsed=dt,
+            turned=accepted | refreshed_here | reverse | (kind == START),
+            memory=path.memory,
         )
+        if path.memory is not None:
+            known = known._replace(memory=scheme.remember(tuning, known))
         envelope = jax.tree.map(
             lambda new, old: jnp.where(rejected, new, old),
             scheme.reject(tuning, known),
@@ -273,6 +280,7 @@ def make_tick(
             event=event,
             batches=batches,
             stats=stats,
+            memory=known.memory,
         )
 
     return tick

@@ -124,7 +124,7 @@ def _run(potential_fn, sampler, scheme, num_events, rng_key, z, v, scale, max_ti
     uniform = random.uniform(key_refresh, (), dtype)
     t_refresh = sampler.refresh_time(uniform, sampler.refresh_rate)
     zero = jnp.zeros((), dtype)
-    path = start_path(key_path, z, v, sampler, t_refresh, zero)
+    path = start_path(key_path, z, v, sampler, t_refresh, zero, scheme=scheme)
     size = num_events + 1
     entries = (
         jnp.zeros(size, dtype),
