@@ -383,19 +383,23 @@ _SCHEMES: dict[str, type[EventTime]] = {
 def event_time_scheme(event_time: str | EventTime) -> EventTime:
     """The scheme of the given name, with its default settings.
 
-    :param event_time: ``"interpolation"``, ``"published"``, ``"tangent"``, or a
-        scheme, which is returned as it is.
+    :param event_time: ``"interpolation"``, ``"published"``, ``"tangent"``,
+        ``"regression"``, ``"euler"``, or a scheme, which is returned as it is.
 
     **Example**
 
     >>> event_time_scheme("tangent")
     Tangent(alpha=1.0, window=None, offset=None)
     """
+    # Here, since it builds on this module.
+    from numpyro_pdmp.process.regression import RegressionBound
+
+    schemes = _SCHEMES | {"regression": RegressionBound}
     if isinstance(event_time, EventTime):
         return event_time
-    if isinstance(event_time, str) and event_time in _SCHEMES:
-        return _SCHEMES[event_time]()
-    names = ", ".join(f'"{name}"' for name in _SCHEMES)
+    if isinstance(event_time, str) and event_time in schemes:
+        return schemes[event_time]()
+    names = ", ".join(f'"{name}"' for name in schemes)
     raise ValueError(
         f"event_time={event_time!r} is not an event-time scheme. Use one of {names}, "
         "or a scheme with settings of its own, such as Tangent(window=0.5)."

@@ -30,6 +30,7 @@ event and does the jump, all averages are those of the full data.
 """
 
 from dataclasses import dataclass
+import math
 
 from jax import Array
 import jax.numpy as jnp
@@ -38,21 +39,25 @@ from jax.scipy.special import log_ndtr
 from numpyro_pdmp.process.motion import refresh as refresh_velocity
 from numpyro_pdmp.process.samplers import Sampler
 
+#: bounces come at a rate in proportion to the root of d; with this they renew the
+#: orthogonal part at one that does not depend on it
+MIXING = 2.5
+
 
 @dataclass(frozen=True)
 class GeneralisedBouncyParticle(Sampler):
     r"""Generalised bouncy particle sampler (Wu, Robert 2017).
 
     A bounce reverses the part of the velocity along the gradient and draws the part
-    across it anew, of which ``orthogonal_mix`` is the share :math:`\rho` that is kept.
-    Needs no refreshment in two or more dimensions.
+    across it anew, of which ``orthogonal_mix`` is the share :math:`\rho` that is kept;
+    by default :math:`e^{-2.5/\sqrt d}`. Needs no refreshment in two or more dimensions.
     """
 
     refresh_rate: float = 0.0
-    orthogonal_mix: float = 0.0
+    orthogonal_mix: float | None = None
 
     def __post_init__(self):
-        if not 0 <= self.orthogonal_mix < 1:
+        if self.orthogonal_mix is not None and not 0 <= self.orthogonal_mix < 1:
             raise ValueError(
                 f"`orthogonal_mix` must be in [0, 1), got {self.orthogonal_mix}; 0 "
                 "draws the orthogonal part anew, and what would keep all of it is BPS."
@@ -67,7 +72,10 @@ class GeneralisedBouncyParticle(Sampler):
         n = gradient / jnp.where(norm > 0, norm, 1)
         # The parts of `noise` along and across are independent, so it serves both.
         u, along = v @ n, noise @ n
-        w = refresh_velocity(v - u * n, noise - along * n, self.orthogonal_mix)
+        mix = self.orthogonal_mix
+        if mix is None:
+            mix = math.exp(-MIXING / v.size**0.5)
+        w = refresh_velocity(v - u * n, noise - along * n, mix)
         return self.parallel(u, along) * n + w
 
 

@@ -39,14 +39,15 @@ class RegressionBound(EventTime):
     On a segment the signed rate is taken to be a line with noise,
     :math:`g(s) = \beta_0 + \beta_1 s + \varepsilon` with
     :math:`\varepsilon \sim N(0, \sigma^2)`, a flat prior of :math:`\beta_0` and
-    :math:`\beta_1 \sim N(\mu, \tau^2)`. Readings :math:`(s_i, g_i)` are the rates at all
-    points of the segment where the gradient was evaluated: its start, rejected
+    :math:`\beta_1 \sim N(\mu, \tau^2)`. Readings :math:`(s_i, g_i)` are the rates at
+    all points of the segment where the gradient was evaluated: its start, rejected
     proposals, ends of windows. With n readings of mean :math:`(\bar s, \bar g)`,
     :math:`S = \sum (s_i - \bar s)^2` and :math:`\lambda = \sigma^2/\tau^2`,
 
     .. math:: \hat\beta_1 = \frac{\sum (s_i - \bar s)(g_i - \bar g) + \lambda\mu}
         {S + \lambda}, \qquad
-        \rho^2(s) = \sigma^2\left(1 + \frac1n + \frac{(s - \bar s)^2}{S + \lambda}\right)
+        \rho^2(s) = \sigma^2\left(1 + \frac1n + \frac{(s - \bar s)^2}
+        {S + \lambda}\right)
 
     are the posterior mean of the slope and the predictive variance, and events are
     proposed from :math:`\gamma(s) = \bar g + \hat\beta_1 (s - \bar s) + k\,\rho(s)`. As
@@ -106,9 +107,7 @@ class RegressionBound(EventTime):
         # Of slopes only the size is known, and that roughly.
         slopes = jnp.zeros((2, num_rates), dtype)
         slopes = slopes.at[1].set((2.5 * rate_size / event_time) ** 2)
-        return Readings(
-            jnp.zeros(3, dtype), jnp.zeros((2, num_rates), dtype), slopes
-        )
+        return Readings(jnp.zeros(3, dtype), jnp.zeros((2, num_rates), dtype), slopes)
 
     def _slope(self, tuning, memory, speed):
         """Posterior mean of the slope, and of its variance over the noise's."""

@@ -56,7 +56,7 @@ def simulate(
     :param position: start, of shape ``(d,)``; its dtype is that of the simulation.
     :param num_events: number of events (bounces, refreshments, reversals) to record.
     :param event_time: event-time scheme or its name: ``"interpolation"``,
-        ``"published"`` or ``"tangent"``.
+        ``"published"``, ``"regression"`` or ``"tangent"``.
     :param scale: whitening map; default the identity.
     :param velocity: time derivative of the position at the start; default a draw
         from its law.
