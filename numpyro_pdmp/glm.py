@@ -450,8 +450,8 @@ def glm_bound(
     process = getattr(kernel, "process", None)
     if process not in LINEAR:
         raise ValueError(
-            f"`kernel` must be ZigZag, BPS or one of its kin, got {kernel!r}: the bound "
-            "is one along straight lines."
+            f"`kernel` must be ZigZag, BPS or one of its kin, got {kernel!r}: the "
+            "bound is one along straight lines."
         )
     if reference is None:
         raise ValueError(

@@ -53,11 +53,16 @@ class Known(NamedTuple):
     last_rate: Array  # (k,) rates at the last point before this one
     last_time: Array  # () time from that point to here
     envelope: Envelope  # the envelope in force until here, as seen from the last point
-    before: Array  # (k,) signed rates here before the velocity turned
-    last_speed: Array  # () speed before that
+    memory: Any = None  # of the scheme, if it has one
+
+
+class Step(NamedTuple):
+    """How the path came to the current point, for schemes with a memory."""
+
     elapsed: Array  # () time since the last point; 0 if the path did not move on
+    rate: Array  # (k,) signed rates on arrival, before the velocity turned
+    speed: Array  # () speed on arrival
     turned: Array  # () whether a segment begins here
-    memory: Any  # of the scheme (None unless it has one)
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,8 @@ class EventTime:
         """
         return None
 
-    def remember(self, tuning: Tuning, known: Known) -> Any:
-        """``known.memory`` with what is known here; not called if that is None."""
+    def remember(self, tuning: Tuning, known: Known, step: Step) -> Any:
+        """The memory with what is known here; not called if there is none."""
         raise NotImplementedError
 
     def look(self, tuning: Tuning, speed: Array, t_refresh: Array) -> Array:

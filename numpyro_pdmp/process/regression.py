@@ -116,11 +116,11 @@ class RegressionBound(EventTime):
         total = memory.times[2] + ridge
         return (memory.rates[1] + ridge * mean * speed**2) / total, 1 / total
 
-    def remember(self, tuning, known):
-        speed = known.last_speed
+    def remember(self, tuning, known, step):
         times, rates, slopes = known.memory
-        times = times - jnp.array([0, 1, 0], times.dtype) * known.elapsed
-        moved, added = known.elapsed > 0, _add(times, rates, known.before)
+        speed, turned, moved = step.speed, step.turned, step.elapsed > 0
+        times = times - jnp.array([0, 1, 0], times.dtype) * step.elapsed
+        added = _add(times, rates, step.rate)
         times, rates = (
             jnp.where(moved, new, old)
             for new, old in zip(added, (times, rates), strict=True)
@@ -134,9 +134,9 @@ class RegressionBound(EventTime):
         variance = jnp.maximum(variance, 1e-6 * mean**2 + 1e-12)
         new = _add(jnp.zeros_like(times), jnp.zeros_like(rates), known.rate)
         return Readings(
-            jnp.where(known.turned, new[0], times),
-            jnp.where(known.turned, new[1], rates),
-            jnp.where(known.turned & moved, jnp.stack([mean, variance]), slopes),
+            jnp.where(turned, new[0], times),
+            jnp.where(turned, new[1], rates),
+            jnp.where(turned & moved, jnp.stack([mean, variance]), slopes),
         )
 
     def open(self, tuning, known):

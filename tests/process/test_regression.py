@@ -7,7 +7,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from numpyro_pdmp.process import Known, RegressionBound, Tuning
+from numpyro_pdmp.process import Known, RegressionBound, Step, Tuning
 
 TIMES = np.array([0.0, 0.3, 0.4, 1.1])
 RATES = np.array([[0.5, 1.2, 0.9, 3.0], [-1.0, 0.0, 0.3, 0.1]])  # two of them
@@ -25,23 +25,18 @@ def x64():
 def known_at(i, memory, turned=False):
     """What the loop would say at the reading number ``i``."""
     elapsed = TIMES[i] - TIMES[i - 1] if i else 0.0
-    return Known(**dict.fromkeys(Known._fields))._replace(
-        speed=jnp.asarray(SPEED),
-        last_speed=jnp.asarray(SPEED),
-        rate=jnp.asarray(RATES[:, i]),
-        before=jnp.asarray(RATES[:, i]),
-        elapsed=jnp.asarray(elapsed),
-        turned=jnp.asarray(turned or i == 0),
-        memory=memory,
-    )
+    speed, rate = jnp.asarray(SPEED), jnp.asarray(RATES[:, i])
+    known = Known(**dict.fromkeys(Known._fields))
+    known = known._replace(speed=speed, rate=rate, memory=memory)
+    return known, Step(jnp.asarray(elapsed), rate, speed, jnp.asarray(turned or i == 0))
 
 
 def readings(scheme, num):
     tuning = Tuning(jnp.asarray(0.5), jnp.asarray(NOISE))
     memory = scheme.memory(2, 1.0, 0.8, float)
     for i in range(num):
-        known = known_at(i, memory)
-        memory = scheme.remember(tuning, known)
+        known, step = known_at(i, memory)
+        memory = scheme.remember(tuning, known, step)
     return tuning, known._replace(memory=memory)
 
 
@@ -74,7 +69,7 @@ def test_a_turn_forgets_the_readings_and_learns_the_slope():
     scheme = RegressionBound()
     tuning, known = readings(scheme, 3)
     before = known.memory
-    after = scheme.remember(tuning, known_at(3, before, turned=True))
+    after = scheme.remember(tuning, *known_at(3, before, turned=True))
     np.testing.assert_array_equal(after.times, [1, 0, 0])
     np.testing.assert_array_equal(after.rates, [RATES[:, 3], [0, 0]])
     np.testing.assert_array_equal(before.slopes[0], 0)
@@ -83,8 +78,8 @@ def test_a_turn_forgets_the_readings_and_learns_the_slope():
     np.testing.assert_allclose(after.slopes[0], 0.05 * np.array(slopes), rtol=0.1)
     assert np.all(after.slopes[1] < before.slopes[1])
     # A path that is put elsewhere teaches nothing.
-    placed = known_at(0, before)
-    np.testing.assert_array_equal(scheme.remember(tuning, placed).slopes, before.slopes)
+    placed = scheme.remember(tuning, *known_at(0, before))
+    np.testing.assert_array_equal(placed.slopes, before.slopes)
 
 
 def test_parameters_out_of_range():
