@@ -8,6 +8,7 @@ from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
 from numpyro_pdmp.diagnostics import Report, check
 from numpyro_pdmp.find_map import MAP, find_map
+from numpyro_pdmp.generalised_bps import ForwardBPS, GeneralisedBPS
 from numpyro_pdmp.glm import glm_bound
 from numpyro_pdmp.host_rows import HostRows
 from numpyro_pdmp.inference_data import ALL_STATS, to_inference_data
@@ -19,9 +20,11 @@ from numpyro_pdmp.process.events import (
     PublishedInterpolation,
     Tangent,
 )
+from numpyro_pdmp.process.regression import RegressionBound
 from numpyro_pdmp.process.scale import LowRankScale, Scale
 from numpyro_pdmp.psgld import PSGLD
 from numpyro_pdmp.reference import laplace_reference
+from numpyro_pdmp.sbps import SBPS
 from numpyro_pdmp.sghmc import SGHMC
 from numpyro_pdmp.sgld import SGLD
 from numpyro_pdmp.sgmcmc import SGMCMCKernel, SGMCMCState
@@ -35,17 +38,21 @@ __all__ = [
     "BPS",
     "MAP",
     "PSGLD",
+    "SBPS",
     "SGHMC",
     "SGLD",
     "Boomerang",
     "Euler",
     "ExactBound",
+    "ForwardBPS",
+    "GeneralisedBPS",
     "HostRows",
     "Interpolation",
     "LowRankScale",
     "PDMPKernel",
     "PDMPState",
     "PublishedInterpolation",
+    "RegressionBound",
     "Report",
     "SGMCMCKernel",
     "SGMCMCState",

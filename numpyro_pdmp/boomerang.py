@@ -54,6 +54,7 @@ class Boomerang(PDMPKernel):
     :param event_time: how event times are found:
         :class:`~numpyro_pdmp.Interpolation` (``"interpolation"``),
         :class:`~numpyro_pdmp.Tangent` (``"tangent"``),
+        :class:`~numpyro_pdmp.RegressionBound` (``"regression"``),
         :class:`~numpyro_pdmp.PublishedInterpolation` (``"published"``), or
         :class:`~numpyro_pdmp.ExactBound` with a bound of your own.
     :param float target_violation: share of proposed events that may exceed their

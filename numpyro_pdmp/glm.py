@@ -61,6 +61,10 @@ from numpyro_pdmp.control_variates import control_variate
 from numpyro_pdmp.initialize import jit_arrays
 from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.process.events import ExactBound
+from numpyro_pdmp.process.generalised import (
+    ForwardBouncyParticle,
+    GeneralisedBouncyParticle,
+)
 from numpyro_pdmp.process.samplers import BouncyParticle, ZigZagProcess
 from numpyro_pdmp.process.scale import LowRankScale, Scale
 from numpyro_pdmp.reference import reference_scale
@@ -75,6 +79,13 @@ CHECK_TOLERANCE = 1e-2
 NUDGE = 1e-3
 #: the constants are raised by this times the rounding unit
 ROUNDING = 8
+#: processes on straight lines whose rates are bounded here
+LINEAR = (
+    ZigZagProcess,
+    BouncyParticle,
+    GeneralisedBouncyParticle,
+    ForwardBouncyParticle,
+)
 #: a draw is not cut off: where it ends would depend on the rates
 MAX_GRAD = 2**20
 
@@ -437,10 +448,10 @@ def glm_bound(
     0.0
     """
     process = getattr(kernel, "process", None)
-    if process not in (ZigZagProcess, BouncyParticle):
+    if process not in LINEAR:
         raise ValueError(
-            f"`kernel` must be ZigZag, BPS or SigmaBPS, got {kernel!r}: the bound is "
-            "one along straight lines."
+            f"`kernel` must be ZigZag, BPS or one of its kin, got {kernel!r}: the "
+            "bound is one along straight lines."
         )
     if reference is None:
         raise ValueError(

@@ -239,6 +239,7 @@ class StartMixin:
             sampler.refresh_time(uniform[0], sampler.refresh_rate),
             self._draw_time,
             None if source is None else start_batches(source, words, hold),
+            scheme,
         )
         zero, count = jnp.zeros((), dtype), jnp.zeros((), int)
         return PDMPState(
@@ -362,7 +363,8 @@ class StartMixin:
             return adapt_state
         tuning = adapt_state.tuning
         # One rate takes all of the noise, or each coordinate's its share.
-        offset = jnp.maximum(tuning.offset, 2 * noise / chain.path.rate.size**0.5)
+        noise = self._scheme.offset_per_noise * noise / chain.path.rate.size**0.5
+        offset = jnp.maximum(tuning.offset, noise)
         tuning = tuning._replace(offset=offset.astype(tuning.offset.dtype))
         return adapt_state._replace(tuning=tuning)
 

@@ -38,7 +38,7 @@ from numpyro.infer.util import (
     potential_energy,
     unconstrain_fn,
 )
-from numpyro_pdmp import ALL_STATS, BPS, Boomerang, ZigZag
+from numpyro_pdmp import ALL_STATS, BPS, SBPS, Boomerang, ForwardBPS, ZigZag
 from numpyro_pdmp.process import REFRESH
 
 KERNELS = (BPS, Boomerang, ZigZag)
@@ -128,7 +128,7 @@ def assert_same_start(actual, desired, num=5):
 # The kernel's own methods
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", (*KERNELS, ForwardBPS, SBPS))
 def test_attributes(kernel):
     kernel = kernel(regression)
     assert kernel.sample_field == "z"
@@ -139,7 +139,7 @@ def test_attributes(kernel):
 
 
 @pytest.mark.parametrize("batch", [(), (2,)], ids=["single", "batch"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", (*KERNELS, SBPS))
 def test_init_and_sample(kernel, batch):
     kernel = kernel(regression)
     key = random.split(random.key(0)) if batch else random.key(0)
@@ -178,7 +178,7 @@ def test_diagnostics_string(runs):
     np.testing.assert_allclose(float(match[2]), 100 * violations, atol=0.06)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", (*KERNELS, SBPS))
 def test_no_host_callback(kernel):
     kernel = kernel(regression)
     state = kernel.init(random.key(0), 30, None, (X, Y), {})
@@ -649,7 +649,7 @@ def assert_double(tree):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", (*KERNELS, SBPS))
 def test_double_precision_of_the_state(kernel):
     kernel, args = kernel(regression), (jnp.asarray(X), jnp.asarray(Y))
     state = kernel.init(random.key(0), 30, None, args, {})

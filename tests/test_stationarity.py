@@ -18,8 +18,22 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from numpyro.infer import MCMC
-from numpyro_pdmp import BPS, Boomerang, ExactBound, Interpolation, ZigZag
-from numpyro_pdmp.process import BoomerangProcess, BouncyParticle
+from numpyro_pdmp import (
+    BPS,
+    SBPS,
+    Boomerang,
+    ExactBound,
+    ForwardBPS,
+    GeneralisedBPS,
+    Interpolation,
+    ZigZag,
+)
+from numpyro_pdmp.process import (
+    BoomerangProcess,
+    BouncyParticle,
+    ForwardBouncyParticle,
+    GeneralisedBouncyParticle,
+)
 
 CHAINS, DRAWS = 32, 600
 #: bias that an approximate scheme is allowed beside Monte-Carlo error, of the sd;
@@ -128,6 +142,16 @@ def test_approximate_schemes(kernel, target, scheme):
     check(*deviations(kernel, target), bias)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "target"),
+    [(GeneralisedBPS, "correlated"), (ForwardBPS, "logistic"), (SBPS, "logistic")],
+)
+def test_kin_of_bps(kernel, target):
+    make, bias = TARGETS[target]
+    target = make()
+    check(*deviations(kernel(potential_fn=target[0]), target), bias)
+
+
 def exact_scheme(kernel, potential, curvature):
     grad = jax.grad(potential)
 
@@ -200,7 +224,26 @@ class NoRefreshment(BoomerangProcess):
         return v
 
 
-@pytest.mark.parametrize("broken", [WrongRates, WrongScale, NoBounce, NoRefreshment])
+class WrongAlong(ForwardBouncyParticle):
+    """A sampler that draws what is along the gradient as if it were no event."""
+
+    def parallel(self, u, noise):
+        return -jnp.abs(noise)
+
+
+class WrongAcross(GeneralisedBouncyParticle):
+    """A sampler whose bounces stretch what is across the gradient."""
+
+    def jump(self, z, v, gradient, index, noise):
+        new = super().jump(z, v, gradient, index, noise)
+        along = (new @ gradient) / (gradient @ gradient) * gradient
+        return along + 1.2 * (new - along)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [WrongRates, WrongScale, NoBounce, NoRefreshment, WrongAlong, WrongAcross],
+)
 def test_broken_samplers_are_noticed(broken):
     target = correlated()
     kernel = Boomerang if broken is NoRefreshment else BPS

@@ -16,7 +16,15 @@ import numpyro
 from numpyro.diagnostics import effective_sample_size
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
-from numpyro_pdmp import BPS, Boomerang, Scale, ZigZag, check
+from numpyro_pdmp import (
+    BPS,
+    SBPS,
+    Boomerang,
+    RegressionBound,
+    Scale,
+    ZigZag,
+    check,
+)
 
 KERNELS = (BPS, Boomerang, ZigZag)
 NUM_DATA = 100
@@ -63,6 +71,16 @@ def test_fresh_batches_give_the_posterior(kernel, control_variates, subsample_si
     x = np.asarray(mcmc.get_samples(group_by_chain=True)["mu"], float)
     mcse = SD / np.sqrt(effective_sample_size(x))
     assert abs(x.mean() - MEAN) < 5 * mcse
+
+
+@pytest.mark.parametrize("scheme", ["regression", RegressionBound(noise=1e-3)])
+def test_regression_of_noisy_rates(scheme):
+    """The posterior, unless the noise is denied."""
+    kernel = SBPS(gaussian_mean, control_variates=None, event_time=scheme)
+    mcmc = run(kernel, Y, 10)
+    ratio, error = variance_ratio(mcmc)
+    assert (abs(ratio - 1) < 0.04 + 3 * error) == (scheme == "regression"), ratio
+    assert (check(mcmc).violation_rate < 0.015) == (scheme == "regression")
 
 
 @pytest.mark.parametrize("kernel, low, high", [(BPS, 4, 5.2), (ZigZag, 6, 10)])

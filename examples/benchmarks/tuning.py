@@ -131,11 +131,11 @@ class Target(NamedTuple):
     sd: Any = None
 
 
-def small_bnn():
-    """A network of 31 weights, 1-10-1 with tanh, and 40 points."""
+def small_bnn(num_data=40):
+    """A network of 31 weights, 1-10-1 with tanh, on a sine with noise."""
     rng = np.random.default_rng(0)
-    x = np.linspace(-2, 2, 40)
-    y = np.sin(2 * x) + 0.3 * rng.normal(size=40)
+    x = np.linspace(-2, 2, num_data)
+    y = np.sin(2 * x) + 0.3 * rng.normal(size=num_data)
 
     def network(w, x):
         hidden = jnp.tanh(x[:, None] * w[:10] + w[10:20])

@@ -11,9 +11,14 @@ from numpyro_pdmp.process.events import (
     Interpolation,
     Known,
     PublishedInterpolation,
+    Step,
     Tangent,
     Tuning,
     event_time_scheme,
+)
+from numpyro_pdmp.process.generalised import (
+    ForwardBouncyParticle,
+    GeneralisedBouncyParticle,
 )
 from numpyro_pdmp.process.hazard import line_arrival
 from numpyro_pdmp.process.loop import (
@@ -33,6 +38,7 @@ from numpyro_pdmp.process.path import (
     Stats,
     start_path,
 )
+from numpyro_pdmp.process.regression import RegressionBound
 from numpyro_pdmp.process.samplers import (
     BoomerangProcess,
     BouncyParticle,
@@ -59,15 +65,19 @@ __all__ = [
     "Euler",
     "EventTime",
     "ExactBound",
+    "ForwardBouncyParticle",
+    "GeneralisedBouncyParticle",
     "Interpolation",
     "Known",
     "LowRankScale",
     "Path",
     "PublishedInterpolation",
+    "RegressionBound",
     "Sampler",
     "Scale",
     "Skeleton",
     "Stats",
+    "Step",
     "Tangent",
     "Tuning",
     "ZigZagProcess",

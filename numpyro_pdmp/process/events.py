@@ -15,7 +15,7 @@ A scheme is a subclass of :class:`EventTime`: it says what it wants to be told
 from collections.abc import Callable
 from dataclasses import dataclass
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array
 import jax.numpy as jnp
@@ -53,6 +53,16 @@ class Known(NamedTuple):
     last_rate: Array  # (k,) rates at the last point before this one
     last_time: Array  # () time from that point to here
     envelope: Envelope  # the envelope in force until here, as seen from the last point
+    memory: Any = None  # of the scheme, if it has one
+
+
+class Step(NamedTuple):
+    """How the path came to the current point, for schemes with a memory."""
+
+    elapsed: Array  # () time since the last point; 0 if the path did not move on
+    rate: Array  # (k,) signed rates on arrival, before the velocity turned
+    speed: Array  # () speed on arrival
+    turned: Array  # () whether a segment begins here
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,8 @@ class EventTime:
     window_per_event = 1.0
     #: warm-up may set the offset
     tunes_offset = False
+    #: its first value, in standard deviations of the rate of a mini-batch
+    offset_per_noise = 2.0
     #: rates stay as they are over a window, and need no envelope
     frozen = False
     #: reject proposals whose ratio of rate to envelope exceeds this
@@ -81,6 +93,22 @@ class EventTime:
         :param event_time: mean time between events to expect.
         :param rate_size: size of the signed rates to expect.
         """
+        raise NotImplementedError
+
+    def memory(
+        self, num_rates: int, event_time: float, rate_size: float, dtype: Any
+    ) -> Any:
+        """What is to be carried along the path, to begin with; None for nothing.
+
+        :param num_rates: number of signed rates.
+        :param event_time: mean time between events to expect.
+        :param rate_size: size of the signed rates to expect.
+        :param dtype: of the path.
+        """
+        return None
+
+    def remember(self, tuning: Tuning, known: Known, step: Step) -> Any:
+        """The memory with what is known here; not called if there is none."""
         raise NotImplementedError
 
     def look(self, tuning: Tuning, speed: Array, t_refresh: Array) -> Array:
@@ -360,19 +388,23 @@ _SCHEMES: dict[str, type[EventTime]] = {
 def event_time_scheme(event_time: str | EventTime) -> EventTime:
     """The scheme of the given name, with its default settings.
 
-    :param event_time: ``"interpolation"``, ``"published"``, ``"tangent"``, or a
-        scheme, which is returned as it is.
+    :param event_time: ``"interpolation"``, ``"published"``, ``"tangent"``,
+        ``"regression"``, ``"euler"``, or a scheme, which is returned as it is.
 
     **Example**
 
     >>> event_time_scheme("tangent")
     Tangent(alpha=1.0, window=None, offset=None)
     """
+    # Here, since it builds on this module.
+    from numpyro_pdmp.process.regression import RegressionBound
+
+    schemes = _SCHEMES | {"regression": RegressionBound}
     if isinstance(event_time, EventTime):
         return event_time
-    if isinstance(event_time, str) and event_time in _SCHEMES:
-        return _SCHEMES[event_time]()
-    names = ", ".join(f'"{name}"' for name in _SCHEMES)
+    if isinstance(event_time, str) and event_time in schemes:
+        return schemes[event_time]()
+    names = ", ".join(f'"{name}"' for name in schemes)
     raise ValueError(
         f"event_time={event_time!r} is not an event-time scheme. Use one of {names}, "
         "or a scheme with settings of its own, such as Tangent(window=0.5)."

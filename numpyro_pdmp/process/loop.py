@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from numpyro_pdmp.process.batches import BatchSource, batch_arguments
 from numpyro_pdmp.process.euler import make_euler_tick
-from numpyro_pdmp.process.events import EventTime, Known, Tuning
+from numpyro_pdmp.process.events import EventTime, Known, Step, Tuning
 from numpyro_pdmp.process.hazard import clamped_line, line_arrival
 from numpyro_pdmp.process.path import (
     AHEAD,
@@ -184,7 +184,12 @@ def make_tick(
             last_rate=rate,
             last_time=t_next,
             envelope=path.envelope,
+            memory=path.memory,
         )
+        if path.memory is not None:
+            turned_here = accepted | refreshed_here | reverse | (kind == START)
+            step = Step(dt, rate1, sampler.speed(z1, v1), turned_here)
+            known = known._replace(memory=scheme.remember(tuning, known, step))
         envelope = jax.tree.map(
             lambda new, old: jnp.where(rejected, new, old),
             scheme.reject(tuning, known),
@@ -273,6 +278,7 @@ def make_tick(
             event=event,
             batches=batches,
             stats=stats,
+            memory=known.memory,
         )
 
     return tick

@@ -3,7 +3,7 @@
 
 """State of a simulated path, what is counted along it, and how draws are read off."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro_pdmp.process.batches import Batches
-from numpyro_pdmp.process.events import Envelope
+from numpyro_pdmp.process.events import Envelope, EventTime
 from numpyro_pdmp.process.samplers import Sampler
 
 START, AHEAD, PROPOSAL, END, KNOWN_END, WALL = range(6)
@@ -106,6 +106,7 @@ class Path(NamedTuple):
     event: Array  # () what the last tick did to the velocity
     batches: Batches | None  # None on full data
     stats: Stats
+    memory: Any = None  # of the event-time scheme
 
 
 def reset_stats(path: Path) -> Path:
@@ -135,11 +136,19 @@ def start_path(
     t_refresh: ArrayLike,
     t_output: ArrayLike,
     batches: Batches | None = None,
+    scheme: EventTime | None = None,
 ) -> Path:
-    """A path at ``(z, v)`` about which nothing is known yet; no evaluation."""
+    """A path at ``(z, v)`` about which nothing is known yet; no evaluation.
+
+    ``scheme`` is needed of those that remember what they have seen.
+    """
     dtype, k = z.dtype, sampler.num_rates(z.size)
     zero, zeros, count = jnp.zeros((), dtype), jnp.zeros(k, dtype), jnp.zeros((), int)
     stats = Stats(jnp.zeros(7 + RATIO_BINS, int), jnp.zeros(2, dtype))
+    memory = None
+    if scheme is not None:
+        sizes = sampler.event_time(z.size), sampler.rate_size(z.size)
+        memory = scheme.memory(k, *sizes, dtype)
     return Path(
         rng_key=rng_key,
         z=z,
@@ -160,6 +169,7 @@ def start_path(
         event=jnp.full((), NO_EVENT),
         batches=batches,
         stats=stats,
+        memory=memory,
     )
 
 

@@ -56,7 +56,7 @@ def simulate(
     :param position: start, of shape ``(d,)``; its dtype is that of the simulation.
     :param num_events: number of events (bounces, refreshments, reversals) to record.
     :param event_time: event-time scheme or its name: ``"interpolation"``,
-        ``"published"`` or ``"tangent"``.
+        ``"published"``, ``"regression"`` or ``"tangent"``.
     :param scale: whitening map; default the identity.
     :param velocity: time derivative of the position at the start; default a draw
         from its law.
@@ -124,7 +124,7 @@ def _run(potential_fn, sampler, scheme, num_events, rng_key, z, v, scale, max_ti
     uniform = random.uniform(key_refresh, (), dtype)
     t_refresh = sampler.refresh_time(uniform, sampler.refresh_rate)
     zero = jnp.zeros((), dtype)
-    path = start_path(key_path, z, v, sampler, t_refresh, zero)
+    path = start_path(key_path, z, v, sampler, t_refresh, zero, scheme=scheme)
     size = num_events + 1
     entries = (
         jnp.zeros(size, dtype),

@@ -1,6 +1,8 @@
 # Copyright Contributors to the numpyro_pdmp project.
 # SPDX-License-Identifier: Apache-2.0
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -9,7 +11,13 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_pdmp.process import BoomerangProcess, BouncyParticle, ZigZagProcess
+from numpyro_pdmp.process import (
+    BoomerangProcess,
+    BouncyParticle,
+    ForwardBouncyParticle,
+    GeneralisedBouncyParticle,
+    ZigZagProcess,
+)
 
 SAMPLERS = (
     BouncyParticle(),
@@ -122,3 +130,63 @@ def test_regular_refresh_time():
 def test_no_refreshment_at_rate_zero(law):
     sampler = ZigZagProcess(refresh_law=law)
     assert sampler.refresh_time(jnp.array(0.5), 0.0) == jnp.inf
+
+
+class HalfNormal(ForwardBouncyParticle):
+    """The part along the gradient that a fresh velocity would have."""
+
+    def parallel(self, u, noise):
+        return -abs(noise)
+
+
+class Unscaled(GeneralisedBouncyParticle):
+    """Noise that is added to the part across the gradient, not mixed with it."""
+
+    def jump(self, z, v, gradient, index, noise):
+        new = super().jump(z, v, gradient, index, noise)
+        return new + 0.3 * (noise - noise @ gradient / (gradient @ gradient) * gradient)
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.8, None])
+@pytest.mark.parametrize(
+    ("sampler", "invariant"),
+    [
+        (GeneralisedBouncyParticle, True),
+        (ForwardBouncyParticle, True),
+        (HalfNormal, False),
+        (Unscaled, False),
+    ],
+)
+def test_random_bounces_mirror_the_law_at_events(sampler, invariant, mix):
+    """At events the velocity is Rayleigh along the gradient and normal across it."""
+    sampler, num = sampler(orthogonal_mix=mix), 20_000
+    gradient = jnp.array([1.0, -2.0, 0.5, 1.0])
+    basis = np.linalg.qr(np.c_[gradient, np.eye(4)[:, :3]])[0]
+    basis[:, 0] = gradient / np.linalg.norm(gradient)
+    rng = np.random.default_rng(0)
+    parts = rng.normal(size=(num, 4))
+    parts[:, 0] = rng.rayleigh(size=num)
+    noise = random.normal(random.PRNGKey(6), (num, 4))
+
+    def jump(v, noise):
+        return sampler.jump(None, v, gradient, 0, noise)
+
+    new = np.asarray(jax.vmap(jump)(jnp.asarray(parts @ basis.T), noise)) @ basis
+    tests = [stats.kstest(-new[:, 0], stats.rayleigh.cdf)]
+    tests += [stats.kstest(x, stats.norm.cdf) for x in new[:, 1:].T]
+    assert (min(test.pvalue for test in tests) > 1e-4) == invariant
+    if invariant:
+        expected = math.exp(-2.5 / 2) if mix is None else mix
+        both = np.c_[new, new[:, 1:] ** 2, parts[:, 1:], parts[:, 0]]
+        correlation = np.corrcoef(both.T)
+        np.testing.assert_allclose(correlation[:7, :7], np.eye(7), atol=0.04)
+        np.testing.assert_allclose(
+            correlation[1:4, 7:10], expected * np.eye(3), atol=0.04
+        )
+        reversed_ = sampler.__class__ is GeneralisedBouncyParticle
+        assert abs(correlation[0, 10] + reversed_) < 0.04
+
+
+def test_orthogonal_mix_out_of_range():
+    with pytest.raises(ValueError, match="`orthogonal_mix` must be in .* got 1.0"):
+        GeneralisedBouncyParticle(orthogonal_mix=1.0)

@@ -22,6 +22,8 @@ from numpyro_pdmp.process import (
     BoomerangProcess,
     BouncyParticle,
     ExactBound,
+    ForwardBouncyParticle,
+    GeneralisedBouncyParticle,
     Interpolation,
     PublishedInterpolation,
     Scale,
@@ -42,6 +44,8 @@ SAMPLERS = {
     "bps": BouncyParticle(),
     "boomerang": BoomerangProcess(),
     "zigzag": ZigZagProcess(),
+    "generalised": GeneralisedBouncyParticle(),
+    "forward": ForwardBouncyParticle(orthogonal_mix=0.0),
 }
 
 
@@ -79,6 +83,9 @@ SCHEMES = {
     ("boomerang", "interpolation"): Interpolation(t_init=0.3),
     ("boomerang", "tangent"): Tangent(window=0.3),
     ("boomerang", "exact"): ExactBound(boomerang_bound),
+    ("generalised", "exact"): ExactBound(bps_bound),
+    ("forward", "regression"): "regression",
+    ("zigzag", "regression"): "regression",
 }
 
 
@@ -134,7 +141,9 @@ def test_gaussian_moments(sampler, scheme):
     path, stats = run(sampler, scheme)
     assert_moments(path, MEAN, 1 / PRECISION)
     assert stats.num_nonfinite == 0
-    if scheme == "exact" or sampler != "boomerang":
+    if scheme == "regression":
+        assert stats.num_violations < 0.02 * stats.num_proposals
+    elif scheme == "exact" or sampler != "boomerang":
         assert stats.num_violations == 0
 
 
@@ -262,7 +271,12 @@ def walled(x):
 
 @pytest.mark.parametrize(
     ("sampler", "scheme"),
-    [("bps", "interpolation"), ("zigzag", "tangent"), ("boomerang", "interpolation")],
+    [
+        ("bps", "interpolation"),
+        ("zigzag", "tangent"),
+        ("boomerang", "interpolation"),
+        ("forward", "regression"),
+    ],
 )
 def test_non_finite_potential_turns_the_path_back(sampler, scheme):
     path, stats = simulate(
@@ -344,7 +358,15 @@ def first_events(scheme):
             path = tick(path)
             return path, time + path.t_from
 
-        path = start_path(rng_key, zero, zero + 1, sampler, jnp.array(3.0), zero[0])
+        path = start_path(
+            rng_key,
+            zero,
+            zero + 1,
+            sampler,
+            jnp.array(3.0),
+            zero[0],
+            scheme=event_time_scheme(scheme),
+        )
         path, time = lax.while_loop(
             lambda state: state[0].event == NO_EVENT, step, (path, zero[0])
         )
@@ -353,7 +375,7 @@ def first_events(scheme):
     return jax.jit(jax.vmap(first, (0, None)))
 
 
-@pytest.mark.parametrize("scheme", ["interpolation", "tangent"])
+@pytest.mark.parametrize("scheme", ["interpolation", "tangent", "regression"])
 @pytest.mark.parametrize(("name", "end"), [("line", 2.0), ("cauchy", 3.0)])
 def test_first_event_of_a_falling_rate(name, end, scheme):
     keys = random.split(random.PRNGKey(0), 4000)
