@@ -6,6 +6,7 @@
 from numpyro_pdmp.all_data import full_data, full_potential
 from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
+from numpyro_pdmp.chunks import Chunk, run_chunks
 from numpyro_pdmp.diagnostics import Report, check
 from numpyro_pdmp.find_map import MAP, find_map
 from numpyro_pdmp.glm import glm_bound
@@ -38,6 +39,7 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "Boomerang",
+    "Chunk",
     "Euler",
     "ExactBound",
     "HostRows",
@@ -60,5 +62,6 @@ __all__ = [
     "full_potential",
     "glm_bound",
     "laplace_reference",
+    "run_chunks",
     "to_inference_data",
 ]
