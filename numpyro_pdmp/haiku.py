@@ -24,9 +24,6 @@ import numpyro.distributions as dist
 from numpyro.primitives import mutable
 from numpyro.util import find_stack_level
 
-#: a distribution, one for each parameter's path, or a function of path and shape
-Prior = dist.Distribution | dict[str, dist.Distribution] | Callable
-
 INSTEAD = (
     "Use a normalisation without state or noise instead, such as `hk.LayerNorm` or "
     "`numpyro_pdmp.bnn.FilterResponseNorm`"
@@ -86,10 +83,7 @@ def _bind(apply: Callable, stateful: bool, apply_rng: bool, params: Any, state: 
     """The network as a function of its inputs, after a key if ``apply_rng``."""
 
     def network(*args, **kwargs):
-        if apply_rng:
-            rng, *args = args
-        else:
-            rng = None
+        rng, args = (args[0], args[1:]) if apply_rng else (None, args)
         if not stateful:
             return apply(params, rng, *args, **kwargs)
         out, new = apply(params, state["state"], rng, *args, **kwargs)
@@ -181,7 +175,7 @@ def _layout(
     return params, state, sites
 
 
-def _prior_of(prior: Prior, path: str, short: str, shape: tuple[int, ...]) -> Any:
+def _prior_of(prior: Any, path: str, short: str, shape: tuple[int, ...]) -> Any:
     if isinstance(prior, dict):
         found = prior.get(path, prior.get(short))
     elif isinstance(prior, dist.Distribution):
@@ -199,7 +193,7 @@ def _prior_of(prior: Prior, path: str, short: str, shape: tuple[int, ...]) -> An
 def random_haiku_module(
     name: str,
     nn_module: Any,
-    prior: Prior,
+    prior: Any,
     *args: Any,
     input_shape: tuple[int, ...] | None = None,
     apply_rng: bool = False,
