@@ -6,10 +6,12 @@
 from numpyro_pdmp.all_data import full_data, full_potential
 from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
+from numpyro_pdmp.chunks import Chunk, run_chunks
 from numpyro_pdmp.diagnostics import Report, check
 from numpyro_pdmp.find_map import MAP, find_map
 from numpyro_pdmp.generalised_bps import ForwardBPS, GeneralisedBPS
 from numpyro_pdmp.glm import glm_bound
+from numpyro_pdmp.haiku import haiku_init, haiku_module, random_haiku_module
 from numpyro_pdmp.host_rows import HostRows
 from numpyro_pdmp.inference_data import ALL_STATS, to_inference_data
 from numpyro_pdmp.kernel import PDMPKernel
@@ -42,6 +44,7 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "Boomerang",
+    "Chunk",
     "Euler",
     "ExactBound",
     "ForwardBPS",
@@ -66,6 +69,10 @@ __all__ = [
     "full_data",
     "full_potential",
     "glm_bound",
+    "haiku_init",
+    "haiku_module",
     "laplace_reference",
+    "random_haiku_module",
+    "run_chunks",
     "to_inference_data",
 ]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from numpyro.primitives import Messenger
 from numpyro_pdmp.initialize import jit_arrays
-from numpyro_pdmp.subsample import CHUNK_SIZE, SubsampledModel, _frames
+from numpyro_pdmp.subsample import SubsampledModel, _frames
 
 #: entries computed at once, before they are moved to the result
 BLOCK_ENTRIES = 2**22
@@ -105,7 +105,7 @@ def pointwise_log_likelihood(
     samples: dict[str, Any],
     args: tuple,
     kwargs: dict,
-    chunk_size: int = CHUNK_SIZE,
+    chunk_size: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Log likelihood of each observation at each draw, from blocks of both.
 
@@ -119,6 +119,7 @@ def pointwise_log_likelihood(
     :param chunk_size: rows of data, times draws, evaluated at once.
     """
     whole = SubsampledModel(model, args, kwargs)
+    chunk_size = whole.chunk_size if chunk_size is None else chunk_size
     plates, draws = whole.plates, _draws_of(whole, samples)
     num_draws = len(next(iter(draws.values())))
     one = jax.tree.map(lambda a: a[0], draws)

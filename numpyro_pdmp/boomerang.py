@@ -79,8 +79,8 @@ class Boomerang(PDMPKernel):
         unless ``adapt_mass_matrix=True``. It takes the place of
         ``inverse_mass_matrix``, ``center``, ``dense_mass`` and ``low_rank``.
     :param inverse_mass_matrix: estimate of the posterior covariance to begin with: a
-        vector of variances, a matrix, or a dict by tuples of sites as in NumPyro's HMC.
-        Default: found by a descent at the start of warm-up.
+        number, a vector of variances, a matrix, or a dict by tuples of sites as in
+        NumPyro's HMC. Default: found by a descent at the start of warm-up.
     :param center: centre of the coordinates (and of the reference) to begin with.
     :param adapt_mass_matrix: whether warm-up estimates centre and scale. Default: True,
         but False with a ``reference``.

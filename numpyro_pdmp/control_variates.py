@@ -21,7 +21,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro_pdmp.batch import Batch
-from numpyro_pdmp.subsample import CHUNK_SIZE, SubsampledModel
+from numpyro_pdmp.subsample import SubsampledModel
 
 
 class ControlVariate(NamedTuple):
@@ -66,7 +66,7 @@ def _taylor_full(z: Any, cv: ControlVariate) -> Any:
 
 
 def control_variate(
-    model: SubsampledModel, center: Any, order: int = 1, chunk_size: int = CHUNK_SIZE
+    model: SubsampledModel, center: Any, order: int = 1, chunk_size: int | None = None
 ) -> ControlVariate:
     """Evaluate all data at the reference point.
 

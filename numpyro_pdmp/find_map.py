@@ -4,6 +4,7 @@
 """The mode of the unconstrained posterior, by L-BFGS or stochastic gradients."""
 
 from collections.abc import Callable
+from os import PathLike
 from typing import Any, NamedTuple
 import warnings
 
@@ -46,6 +47,10 @@ FIRST_ROUND, ROUND = 20, 100
 MAX_IDLE = 3
 
 
+#: before the names of sites in a file
+_PARAM = "param:"
+
+
 class MAP(NamedTuple):
     """A mode of the unconstrained posterior and how it was found."""
 
@@ -67,6 +72,44 @@ class MAP(NamedTuple):
         return jax.tree.map(
             lambda x: jnp.broadcast_to(x, (num_chains, *x.shape)), self.params
         )
+
+    def save(self, path: str | PathLike) -> None:
+        """Write it to a file of NumPy's format ``.npz``; see :meth:`load`.
+
+        :param path: of the file; the ending ``.npz`` is added if it has none.
+        """
+        rest = {f: getattr(self, f) for f in self._fields if f != "params"}
+        if self.converged is None:
+            del rest["converged"]
+        arrays = {_PARAM + k: np.asarray(v) for k, v in self.params.items()}
+        np.savez(path, **{**rest, **arrays})
+
+    @classmethod
+    def load(cls, path: str | PathLike) -> "MAP":
+        """Read what :meth:`save` has written; nothing in the file is executed.
+
+        :param path: of the file.
+        """
+        with np.load(path, allow_pickle=False) as file:
+            missing = sorted({"potential_energy", "losses"} - set(file.files))
+            if missing:
+                raise ValueError(
+                    f"`path`: {path} has no {missing}: not written by `MAP.save`."
+                )
+            params = {
+                k.removeprefix(_PARAM): jnp.asarray(file[k])
+                for k in file.files
+                if k.startswith(_PARAM)
+            }
+            converged = bool(file["converged"]) if "converged" in file.files else None
+            return cls(
+                params,
+                jnp.asarray(file["potential_energy"]),
+                file["losses"],
+                int(file["num_steps"]),
+                float(file["gradient_norm"]),
+                converged,
+            )
 
 
 class _Loop(NamedTuple):

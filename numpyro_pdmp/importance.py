@@ -25,11 +25,10 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from numpyro_pdmp.batch import Plates
+from numpyro_pdmp.batch import Batch, Plates
 from numpyro_pdmp.control_variates import ControlVariate, of_order, taylor
 from numpyro_pdmp.moments import AnyScale
 from numpyro_pdmp.subsample import (
-    CHUNK_SIZE,
     SubsampledModel,
     WeightedRows,
     pilot_batch,
@@ -58,12 +57,67 @@ class Importance(NamedTuple):
     weights: Array  # (N,) inverse of their probabilities, 1 for equal ones
 
 
+def _corners(scale: AnyScale) -> Array:
+    """Pairs of corners of a cube about the centre, whitened: (4, 2, d)."""
+    corners = np.random.default_rng(0).choice([-1.0, 1.0], (4, 2, scale.center.size))
+    return jnp.asarray(corners, scale.center.dtype)
+
+
+def _derivatives(
+    model: SubsampledModel,
+    plate: str,
+    scale: AnyScale,
+    control_variates: Sequence[ControlVariate | None],
+    batch: Batch,
+    corners: Array,
+) -> Array:
+    """Each row's part in the rate: (corners, control variates, rows of the batch)."""
+    size, num = model.plates[plate][0], len(batch[plate])
+
+    def derivatives(pair):
+        x, direction = scale.position(pair[0]), scale.direction(pair[1])
+
+        def energies(x):
+            return model.row_energies(x, batch)[1][plate]
+
+        def derivative(x):
+            return jax.jvp(energies, (x,), (direction,))[1]
+
+        def known(cv):
+            return 0 if cv is None else taylor(derivative, x, cv)
+
+        here = derivative(x)
+        found = jnp.stack([here - known(cv) for cv in control_variates])
+        return found * (num / size)  # rows of a batch are scaled up to all data
+
+    return lax.map(derivatives, corners).astype(scale.center.dtype)
+
+
+def row_variance(
+    model: SubsampledModel,
+    plate: str,
+    scale: AnyScale,
+    control_variates: Sequence[ControlVariate | None],
+) -> Array:
+    """Variance over rows of a row's part in the rate, from one batch of them.
+
+    As :func:`row_spreads` would tell for all rows, for models that are too large for
+    passes over all data.
+
+    :return: (control variates,).
+    """
+    batch = pilot_batch(model.plates, 64)
+    corners = _corners(scale)
+    found = _derivatives(model, plate, scale, control_variates, batch, corners)
+    return jnp.mean(jnp.var(found, axis=-1, ddof=1), axis=0)
+
+
 def row_spreads(
     model: SubsampledModel,
     plate: str,
     scale: AnyScale,
     control_variates: Sequence[ControlVariate | None],
-    chunk_size: int = CHUNK_SIZE,
+    chunk_size: int | None = None,
 ) -> tuple[Array, Array, Array]:
     r"""Typical size of each row's part in the rate :math:`v \cdot \nabla U`.
 
@@ -80,9 +134,10 @@ def row_spreads(
         of the sum over rows and of runs of consecutive rows as an estimate of it.
     """
     (size, length), dtype = model.plates[plate], scale.center.dtype
+    chunk_size = model.chunk_size if chunk_size is None else chunk_size
     num = min(max(chunk_size, length), size)
     num_runs = num // length  # in a block
-    corners = np.random.default_rng(0).choice([-1.0, 1.0], (4, 2, scale.center.size))
+    corners = _corners(scale)
     others = pilot_batch(model.plates, OTHER_ROWS)
 
     def block(carry, start):
@@ -90,24 +145,7 @@ def row_spreads(
         first = jnp.minimum(start, size - num)  # the last block may overlap
         rows = first + jnp.arange(num, dtype=jnp.int32)
         batch = {**others, plate: rows}
-
-        def derivatives(pair):
-            x, direction = scale.position(pair[0]), scale.direction(pair[1])
-
-            def energies(x):
-                return model.row_energies(x, batch)[1][plate]
-
-            def derivative(x):
-                return jax.jvp(energies, (x,), (direction,))[1]
-
-            def known(cv):
-                return 0 if cv is None else taylor(derivative, x, cv)
-
-            here = derivative(x)
-            found = jnp.stack([here - known(cv) for cv in control_variates])
-            return found * (num / size)  # rows of a batch are scaled up to all data
-
-        found = lax.map(derivatives, jnp.asarray(corners, dtype)).astype(dtype)
+        found = _derivatives(model, plate, scale, control_variates, batch, corners)
         new = jnp.sqrt(jnp.mean(found**2, 0))
         spreads = lax.dynamic_update_slice(spreads, new, (0, first))
         sums += jnp.sum(found, -1, where=rows >= start)
@@ -161,7 +199,7 @@ def plan_batches(
     orders: tuple[int, ...],
     batching: str,
 ) -> Plan:
-    """Least cost, from the noise of every row.
+    """Least cost, from the noise of every row, or of a batch's if the model is large.
 
     :param model: the model.
     :param scale: centre and scale of the posterior.
@@ -170,23 +208,29 @@ def plan_batches(
     :param batching: as of the kernels.
     """
     controls = [of_order(control, k) for k in orders]
-    repeats = batching == "with_replacement"
+    repeats = batching in ("with_replacement", "contiguous")
     equal, unequal, runs = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
     tables, many = {}, True
+    if not model.is_small and batching == "auto":
+        batching = "without_replacement"
     for name, (size, subsample_size) in model.plates.items():
+        # Rows that are not drawn twice leave less to chance.
+        left = 1.0 if repeats else (size - subsample_size) / (size - 1)
+        left = left / subsample_size
+        if not model.is_small and batching != "importance":
+            equal += left * size**2 * row_variance(model, name, scale, controls)
+            unequal += jnp.inf
+            continue
         spreads, total, run = row_spreads(model, name, scale, controls)
         tables[name] = jax.vmap(make_importance)(spreads)
         squares, square = size * spreads**2, total**2
         weighted = tables[name].weights * squares
-        # Rows that are not drawn twice leave less to chance.
-        left = 1.0 if repeats else (size - subsample_size) / (size - 1)
-        left = left / subsample_size
         equal += left * jnp.maximum(jnp.sum(squares, -1) - square, 0)
         unequal += jnp.maximum(jnp.sum(weighted, -1) - square, 0) / subsample_size
         runs += jnp.maximum(run**2 - square, 0)
         many &= size >= max(MANY_ROWS, MANY_RUNS * subsample_size)
     equal, unequal, runs = jnp.sqrt(equal), jnp.sqrt(unequal), jnp.sqrt(runs)
-    if batching == "contiguous":
+    if batching == "contiguous" and model.is_small:
         equal = runs
     factor = 1 + NOISE_COST * equal
     other = UNEQUAL_COST * (1 + NOISE_COST * unequal)

@@ -77,9 +77,9 @@ def initial_scale(
     """Centre and factor to start with.
 
     :param z: unconstrained sites.
-    :param inverse_mass_matrix: None, an array of shape ``(d,)`` or ``(d, d)``, or a
-        dict from tuples of site names to such arrays, as in NumPyro's HMC; an
-        estimate of the posterior covariance.
+    :param inverse_mass_matrix: None, a number, an array of shape ``(d,)`` or
+        ``(d, d)``, or a dict from tuples of site names to such arrays, as in NumPyro's
+        HMC; an estimate of the posterior covariance.
     :param center: None, a flat array, or sites as ``z``.
     :param dense_mass: False for a diagonal, True or a list of blocks for a matrix.
     """
@@ -105,6 +105,8 @@ def initial_scale(
         inverse_mass_matrix = matrix if dense_mass else np.diagonal(matrix)
     # In NumPy, so that it can be checked even while a run is being traced.
     given = np.asarray(inverse_mass_matrix)
+    if given.ndim == 0:
+        given = np.full(dim, given)
     if given.shape not in ((dim,), (dim, dim)):
         raise ValueError(
             f"`inverse_mass_matrix` has shape {given.shape}; the model has {dim} "

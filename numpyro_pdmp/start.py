@@ -41,7 +41,7 @@ from numpyro_pdmp.process.randomness import normal
 from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.reference import reference_scale
 from numpyro_pdmp.state import PDMPState
-from numpyro_pdmp.subsample import as_jax_rows
+from numpyro_pdmp.subsample import SMALL_MODEL, as_jax_rows
 from numpyro_pdmp.target import find_start_subsampled
 from numpyro_pdmp.warmup import (
     DENSE_LIMIT,
@@ -156,9 +156,9 @@ class StartMixin:
             return state, energy, choice
 
         # Compiled as one, since dispatching the many small operations takes longer; and
-        # quickly, since it runs once.
-        options = None
-        if concrete and jax.default_backend() == "cpu":
+        # quickly, since it runs once; but not so that a network would take minutes.
+        options, small = None, dim <= SMALL_MODEL
+        if concrete and small and jax.default_backend() == "cpu":
             options = {"xla_backend_optimization_level": 0}
         compiled = jit_arrays(init_chains, model_args, kwargs, compiler_options=options)
         for guess in (first, None):

@@ -39,6 +39,8 @@ from numpyro_pdmp.potential import _validate, latent_sites
 
 #: rows evaluated at once when all data are used
 CHUNK_SIZE = 2**14
+#: the same for models of more dimensions than this: a network has many values per row
+SMALL_MODEL, LARGE_MODEL_CHUNK = 1024, 2**10
 
 
 class WeightedRows(NamedTuple):
@@ -192,6 +194,20 @@ class SubsampledModel:
             partial(transform_fn, self._transforms, invert=True), values
         )
 
+    @property
+    def is_small(self) -> bool:
+        """Whether a row is expected to need little memory and time."""
+        return sum(a.size for a in self.shapes.values()) <= SMALL_MODEL
+
+    @property
+    def chunk_size(self) -> int:
+        """Rows to evaluate at once when all data are used."""
+        if self.is_small:
+            return CHUNK_SIZE
+        # A batch is known to fit into memory.
+        num = max((num for _, num in self.plates.values()), default=0)
+        return min(CHUNK_SIZE, max(num, LARGE_MODEL_CHUNK))
+
     def unravel(self, x: Array) -> dict[str, Array]:
         """Sites from a flat array."""
         sizes = [self.shapes[name].size for name in sorted(self.shapes)]
@@ -304,14 +320,15 @@ class SubsampledModel:
                 nests.append(set.union(*joined))
         return [sorted(nest) for nest in nests]
 
-    def over_all_data(self, fn: Callable, chunk_size: int = CHUNK_SIZE) -> Any:
+    def over_all_data(self, fn: Callable, chunk_size: int | None = None) -> Any:
         """What ``fn`` would give on all data, from blocks of consecutive rows.
 
         :param fn: from a batch to anything linear in the potential of the batch, such
             as its value or its derivatives.
         :param chunk_size: rows in a block (pairs of rows in nested plates), which
-            bounds the memory.
+            bounds the memory. Default: :attr:`chunk_size`.
         """
+        chunk_size = self.chunk_size if chunk_size is None else chunk_size
         if chunk_size < 1:
             raise ValueError(f"`chunk_size` must be positive, got {chunk_size}.")
         # Of plates that share no site each nest is averaged alone, while the others
@@ -356,11 +373,11 @@ class SubsampledModel:
         total, _ = lax.scan(step, total, starts)
         return add(total, share(num * num_rows, rest)) if rest else total
 
-    def full_potential_fn(self, z: Any, chunk_size: int = CHUNK_SIZE) -> Array:
+    def full_potential_fn(self, z: Any, chunk_size: int | None = None) -> Array:
         """Potential energy of all data."""
         return self.over_all_data(partial(self.potential_fn, z), chunk_size)
 
-    def full_gradient(self, z: Any, chunk_size: int = CHUNK_SIZE) -> tuple[Array, Any]:
+    def full_gradient(self, z: Any, chunk_size: int | None = None) -> tuple[Array, Any]:
         """Potential energy of all data and its gradient."""
         both = jax.value_and_grad(self.potential_fn)
         return self.over_all_data(partial(both, z), chunk_size)

@@ -53,7 +53,8 @@ def target_functions(
     start; ``subsampled`` gives everything else.
     """
     subsampled = SubsampledModel(model, model_args, model_kwargs)
-    rows = pilot_batch(subsampled.plates, PILOT_ROWS)
+    # The start of a large model is not looked for: any batch tells if it is valid.
+    rows = pilot_batch(subsampled.plates, PILOT_ROWS if subsampled.is_small else 1)
     return ModelFunctions(
         potential_fn=partial(subsampled.potential_fn, batch=rows),
         postprocess_fn=subsampled.postprocess_fn,

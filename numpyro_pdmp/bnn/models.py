@@ -1,0 +1,200 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""NumPyro models around a Haiku network, ready to be subsampled."""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+import numpy as np
+
+from jax import Array
+import jax.numpy as jnp
+
+import numpyro
+import numpyro.distributions as dist
+from numpyro_pdmp.haiku import haiku_init, random_haiku_module
+from numpyro_pdmp.options import require_positive
+
+
+def normal_prior(scale: float = 1.0) -> dist.Distribution:
+    r"""Normal prior :math:`N(0, s^2)` of every parameter, :math:`s` the ``scale``."""
+    require_positive("scale", scale)
+    return dist.Normal(0.0, scale)
+
+
+def fan_in_prior(scale: float = 1.0) -> Callable:
+    r"""Normal prior with variance :math:`s^2 / n` for weights with ``n`` inputs.
+
+    So that the prior of a unit does not widen with the layer before it. All other
+    parameters (those of one axis, such as offsets) have :math:`N(0, s^2)`.
+
+    :param scale: :math:`s`.
+    """
+    require_positive("scale", scale)
+
+    def prior(path: str, shape: tuple[int, ...]) -> dist.Distribution:
+        fan_in = math.prod(shape[:-1]) if len(shape) > 1 else 1
+        return dist.Normal(0.0, scale / math.sqrt(fan_in))
+
+    return prior
+
+
+def flat_prior() -> Callable:
+    """Improper uniform prior: the potential is that of the likelihood alone.
+
+    For the paper's Boomerang, in which the reference stands in for the prior:
+    ``Boomerang(model, target="reference_prior", reference=...)``. With a kernel that
+    has no reference in its target the posterior may be improper as well.
+    """
+
+    def prior(path: str, shape: tuple[int, ...]) -> dist.Distribution:
+        return dist.ImproperUniform(dist.constraints.real, (), shape)
+
+    return prior
+
+
+def _as_prior(prior: Any) -> Any:
+    if prior is None:
+        return normal_prior()
+    if isinstance(prior, str):
+        named = {"normal": normal_prior, "fan_in": fan_in_prior, "flat": flat_prior}
+        if prior not in named:
+            raise ValueError(f"`prior` must be one of {tuple(named)}, got {prior!r}.")
+        return named[prior]()
+    if isinstance(prior, (int, float)):
+        return normal_prior(prior)
+    return prior
+
+
+def _num_rows(x: Any, y: Any) -> int:
+    if np.ndim(x) < 2:
+        raise ValueError(
+            f"`x` must have rows and features, got shape {np.shape(x)}; for one "
+            "feature give `x[:, None]`."
+        )
+    rows = np.shape(x)[0]
+    if y is not None and np.shape(y)[:1] != (rows,):
+        raise ValueError(
+            f"`x` has {rows} rows, but `y` is of shape {np.shape(y)}; both must have "
+            "the same number of rows."
+        )
+    return rows
+
+
+def _model(network: Any, prior: Any, likelihood: Callable, check: Callable) -> Callable:
+    """A model of ``x``, ``y`` and ``subsample_size`` with independent rows."""
+    prior = _as_prior(prior)
+
+    def model(x: Any, y: Any = None, subsample_size: int | None = None) -> None:
+        rows = _num_rows(x, y)
+        if y is not None:
+            check(y)
+        shape = (1, *np.shape(x)[1:])
+        net = random_haiku_module("net", network, prior, input_shape=shape)
+        observe = likelihood()
+        with numpyro.plate("data", rows, subsample_size=subsample_size):
+            x = numpyro.subsample(jnp.asarray(x), event_dim=len(shape) - 1)
+            if y is not None:
+                y = jnp.asarray(y)
+                y = numpyro.subsample(y, event_dim=y.ndim - 1)
+            numpyro.sample("y", observe(net(x)), obs=y)
+
+    return model
+
+
+def regression(
+    network: Any, prior: Any = None, noise: float | dist.Distribution = 0.1
+) -> Callable:
+    """Model of real targets with Gaussian noise.
+
+    :param network: result of ``hk.transform``, such as
+        :func:`~numpyro_pdmp.bnn.regression_mlp`. With one output ``y`` is of shape
+        ``(rows,)``, with ``k`` outputs of shape ``(rows, k)``.
+    :param prior: of the parameters: ``"normal"`` (the default), ``"fan_in"``,
+        ``"flat"``, the scale of a normal one, or as for
+        :func:`~numpyro_pdmp.random_haiku_module`.
+    :param noise: standard deviation of the noise, or its prior, of the site
+        ``"noise"``.
+    :return: a NumPyro model ``model(x, y=None, subsample_size=None)``. Weights are
+        sites whose names begin with ``"net"``, the observed site is ``"y"``, in the
+        plate ``"data"``.
+    """
+    if not isinstance(noise, dist.Distribution):
+        require_positive("noise", noise)
+
+    def likelihood():
+        scale = noise
+        if isinstance(noise, dist.Distribution):
+            scale = numpyro.sample("noise", noise)
+
+        def observe(out):
+            if out.shape[-1] == 1:
+                return dist.Normal(out[..., 0], scale)
+            return dist.Normal(out, scale).to_event(1)
+
+        return observe
+
+    def check(y):
+        if np.ndim(y) > 1 and np.shape(y)[-1] == 1:
+            raise ValueError(
+                f"`y` is of shape {np.shape(y)}; for one output give `y[:, 0]`."
+            )
+
+    return _model(network, prior, likelihood, check)
+
+
+def _check_labels(y: Any) -> None:
+    if np.ndim(y) != 1:
+        raise ValueError(
+            f"`y` must be labels of shape (rows,), got shape {np.shape(y)}; for "
+            "one-hot rows give `y.argmax(-1)`."
+        )
+
+
+def binary(network: Any, prior: Any = None) -> Callable:
+    """Model of labels 0 and 1; the network's only output is the logit of 1.
+
+    :param network: result of ``hk.transform``, such as
+        :func:`~numpyro_pdmp.bnn.binary_mlp`.
+    :param prior: as for :func:`regression`.
+    :return: a NumPyro model, as for :func:`regression`.
+    """
+
+    def observe(out):
+        if out.shape[-1] != 1:
+            raise ValueError(
+                f"`network` must have one output, got {out.shape[-1]}; for several "
+                "classes use `categorical`."
+            )
+        return dist.Bernoulli(logits=out[..., 0])
+
+    return _model(network, prior, lambda: observe, _check_labels)
+
+
+def categorical(network: Any, prior: Any = None) -> Callable:
+    """Model of labels 0, 1, ...; the network's outputs are their logits.
+
+    :param network: result of ``hk.transform``, such as
+        :func:`~numpyro_pdmp.bnn.lenet5`.
+    :param prior: as for :func:`regression`.
+    :return: a NumPyro model, as for :func:`regression`.
+    """
+    return _model(
+        network, prior, lambda: lambda out: dist.Categorical(logits=out), _check_labels
+    )
+
+
+def initial_params(network: Any, x: Any, rng_key: Array) -> dict[str, Array]:
+    """Haiku's initial weights for these models, by site.
+
+    For ``init_params`` of :func:`~numpyro_pdmp.find_map` or of ``MCMC.run``, if the
+    weights are the only latent sites; else for ``init_to_value(values=...)``.
+
+    :param network: as given to the model.
+    :param x: inputs, of which only the shape matters.
+    :param rng_key: random key.
+    """
+    shape = (1, *np.shape(x)[1:])
+    return haiku_init("net", network, rng_key, input_shape=shape)

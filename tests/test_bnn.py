@@ -1,0 +1,256 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Networks, models and presets of Bayesian neural networks."""
+
+from pathlib import Path
+import re
+
+import numpy as np
+import pytest
+
+import jax
+from jax import random
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+
+import numpyro.distributions as dist
+from numpyro.handlers import seed, trace
+from numpyro.infer import MCMC
+from numpyro.infer.util import log_density
+from numpyro_pdmp import (
+    BPS,
+    MAP,
+    Boomerang,
+    Scale,
+    SigmaBPS,
+    ZigZag,
+    bnn,
+    find_map,
+    laplace_reference,
+)
+from numpyro_pdmp.importance import row_spreads, row_variance
+from numpyro_pdmp.subsample import SubsampledModel
+
+DOCS = Path(__file__).parents[1] / "docs" / "haiku.md"
+
+
+def test_table_of_networks():
+    """Every network of the package is in the table of the docs, with its size."""
+    rows = re.findall(
+        r"\| `(\w+)\(\)` \|.*\| `\(([\d, ]+)\)` \| ([\d,]+) \|", DOCS.read_text()
+    )
+    networks = [n for n in bnn.__all__ if re.search("mlp|lenet|resnet|cnn", n)]
+    assert sorted(name for name, *_ in rows) == sorted(networks)
+    for name, shape, num in rows:
+        shape = (1, *(int(n) for n in shape.split(",") if n.strip()))
+        assert bnn.num_params(getattr(bnn, name)(), shape) == int(num.replace(",", ""))
+
+
+def test_networks_refuse_other_shapes():
+    images = jnp.zeros((3, 28, 28))
+    key = random.key(0)
+    with pytest.raises(ValueError, match=r"`x\[..., None\]`"):
+        bnn.lenet5().init(key, images)
+    with pytest.raises(ValueError, match=r"reshape\(-1, 28, 28, 1\)"):
+        bnn.resnet20().init(key, images.reshape(3, -1))
+    with pytest.raises(ValueError, match="at least 16"):
+        bnn.lenet5().init(key, jnp.zeros((3, 8, 8, 1)))
+    with pytest.raises(ValueError, match=r"`x\[:, None\]`"):
+        bnn.regression_mlp().init(key, jnp.zeros(3))
+    with pytest.raises(ValueError, match="`num_classes` must be a positive integer"):
+        bnn.lenet5(0)
+
+
+def test_max_pool():
+    x = random.normal(random.key(0), (2, 5, 6, 3))
+    y = bnn.networks.max_pool(x)
+    assert y.shape == (2, 2, 3, 3)
+    np.testing.assert_array_equal(y[1, 1, 2], x[1, 2:4, 4:6].max((0, 1)))
+
+
+def test_filter_response_norm_has_rows_by_themselves():
+    network = bnn.resnet20(3)
+    x = random.normal(random.key(0), (2, 8, 8, 1))
+    params = network.init(random.key(1), x)
+    apply = jax.jit(network.apply)
+    logits = apply(params, x)
+    assert logits.shape == (2, 3)
+    assert jnp.any(logits < -0.3)  # swish has no values below that
+    np.testing.assert_allclose(apply(params, x[:1]), logits[:1], rtol=1e-4, atol=1e-4)
+
+
+X = random.normal(random.key(0), (30, 1))
+SHAPES = {"x": (30, 1)}
+
+
+@pytest.mark.parametrize(
+    "make, network, y",
+    [
+        (bnn.regression, bnn.regression_mlp(), jnp.sin(X[:, 0])),
+        (bnn.regression, bnn.regression_mlp(2), jnp.concatenate([X, X], 1)),
+        (bnn.binary, bnn.binary_mlp(), (X[:, 0] > 0).astype(int)),
+        (bnn.categorical, bnn.uci_mlp(3), jnp.arange(30) % 3),
+    ],
+)
+def test_models(make, network, y):
+    model = make(network, prior="fan_in")
+    params = bnn.initial_params(network, X, random.key(1))
+    assert all(name.startswith("net.") for name in params)
+    sites = trace(seed(model, random.key(2))).get_trace(X, y, subsample_size=10)
+    assert sites["data"]["args"] == (30, 10)
+    assert sites["y"]["fn"].batch_shape == (10,)
+    # Over the 3 batches of a pass, the estimates have the right mean: N/m once.
+    subsampled = SubsampledModel(model, (X, y, 10))
+    parts = [
+        subsampled.potential_fn(params, {"data": jnp.arange(10 * i, 10 * i + 10)})
+        for i in range(3)
+    ]
+    whole = -log_density(model, (X, y), {}, params)[0]
+    np.testing.assert_allclose(np.mean(parts), whole, rtol=1e-4)
+    assert trace(seed(model, 0)).get_trace(X)["y"]["value"].shape == y.shape
+
+
+def test_priors():
+    network, y = bnn.regression_mlp(), X[:, 0]
+
+    def prior_of(prior, site="net.mlp.linear_1.w"):
+        model = bnn.regression(network, prior=prior, noise=dist.HalfNormal())
+        sites = trace(seed(model, 0)).get_trace(X, y)
+        assert "noise" in sites
+        return sites[site]["fn"].base_dist
+
+    assert prior_of(None).scale.max() == 1
+    assert prior_of(0.5).scale.max() == 0.5
+    assert prior_of(bnn.fan_in_prior(2.0)).scale.max() == pytest.approx(0.4)
+    assert prior_of("fan_in", "net.mlp.linear_1.b").scale.max() == 1
+    params = bnn.initial_params(network, X, random.key(1))
+    flat = bnn.regression(network, prior="flat")
+    weight = jnp.zeros(())
+    for name in params:
+        weight += dist.Normal().log_prob(params[name]).sum()
+    normal = log_density(bnn.regression(network), (X, y), {}, params)[0]
+    np.testing.assert_allclose(
+        log_density(flat, (X, y), {}, params)[0], normal - weight, rtol=1e-4
+    )
+
+
+def test_bad_models():
+    network = bnn.regression_mlp()
+    with pytest.raises(ValueError, match="`prior` must be one of"):
+        bnn.regression(network, prior="gaussian")
+    with pytest.raises(ValueError, match="`noise` must be positive"):
+        bnn.regression(network, noise=0)
+    with pytest.raises(ValueError, match=r"`y\[:, 0\]`"):
+        seed(bnn.regression(network), 0)(X, X)
+    with pytest.raises(ValueError, match="30 rows"):
+        seed(bnn.regression(network), 0)(X, X[:20, 0])
+    with pytest.raises(ValueError, match=r"`x\[:, None\]`"):
+        seed(bnn.regression(network), 0)(X[:, 0])
+    with pytest.raises(ValueError, match="argmax"):
+        seed(bnn.categorical(bnn.uci_mlp(2)), 0)(X, jnp.ones((30, 2)))
+    with pytest.raises(ValueError, match="use `categorical`"):
+        seed(bnn.binary(bnn.uci_mlp(2)), 0)(X, jnp.ones(30))
+
+
+def test_presets_are_arguments():
+    """The table of the paper, in arguments that kernels take."""
+    assert set(bnn.presets) == {"mnist", "fashion_mnist", "svhn", "cifar10", "cifar100"}
+    model = bnn.categorical(bnn.digits_cnn(), prior="flat")
+    center = jnp.zeros(3)
+    for preset in bnn.presets.values():
+        assert callable(getattr(bnn, preset["network"]))
+        BPS(model, **preset["bps"])
+        SigmaBPS(model, **preset["sigma_bps"])
+        Boomerang(model, reference=Scale(center, center + 1), **preset["boomerang"])
+    fashion = bnn.presets["fashion_mnist"]
+    assert fashion["sigma_bps"]["refresh_rate"] == 0.1
+    assert fashion["sigma_bps"]["inverse_mass_matrix"] == pytest.approx(1e-6)
+    assert bnn.presets["cifar10"]["reference"]["gamma"] == 0.01
+    assert bnn.presets["cifar100"]["boomerang"]["refresh_rate"] == 2.0
+
+
+def test_noise_of_a_large_model_is_that_of_all_rows():
+    network = bnn.binary_mlp()
+    x = random.normal(random.key(0), (400, 2))
+    y = (x[:, 0] > 0).astype(int)
+    model = SubsampledModel(bnn.binary(network), (x, y, 200))
+    assert not model.is_small and model.chunk_size == 1024
+    params, _ = ravel_pytree(bnn.initial_params(network, x, random.key(1)))
+    scale = Scale(params, jnp.full(params.shape, 0.05))
+    spreads, total = jax.jit(lambda: row_spreads(model, "data", scale, [None]))()
+    expected = jnp.mean(spreads**2) - (total[0] / 400) ** 2
+    found = jax.jit(lambda: row_variance(model, "data", scale, [None]))()
+    # Half of the rows: the standard error of a variance is about sqrt(3 / 200).
+    assert abs(float(found[0] / expected) - 1) < 0.4
+
+
+def test_pipeline_on_digits(tmp_path):
+    """MAP, reference, and all kernels on mini-batches of a convolutional network."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x = jnp.asarray(x.reshape(-1, 8, 8, 1) / 16, jnp.float32)
+    y = jnp.asarray(y)
+    network = bnn.digits_cnn()
+    model = bnn.categorical(network)
+    start = bnn.initial_params(network, x, random.key(0))
+    found = find_map(
+        model,
+        random.key(1),
+        x,
+        y,
+        256,
+        init_params=start,
+        num_steps=300,
+        progress_bar=False,
+    )
+    found.save(tmp_path / "map.npz")
+    again = MAP.load(tmp_path / "map.npz")
+    jax.tree.map(np.testing.assert_array_equal, again, found)
+    assert again.converged is None and again.num_steps == 300
+    reference = laplace_reference(
+        model, again, x, y, 256, kind="diagonal", gamma=0.1, num_probes=16
+    )
+
+    def accuracy(samples):
+        def logits(draw):
+            return (
+                trace(seed(substituted(model, draw), 0)).get_trace(x)["y"]["fn"].logits
+            )
+
+        mean = jnp.mean(jax.nn.softmax(jax.lax.map(logits, samples)), 0)
+        return float(jnp.mean(jnp.argmax(mean, -1) == y))
+
+    flat = bnn.categorical(network, prior="flat")
+    preset = bnn.presets["mnist"]["boomerang"]
+    options = {"inverse_mass_matrix": 1e-4, "center": again.params}
+    for kernel in (
+        Boomerang(flat, reference=reference, **preset),
+        SigmaBPS(model, **options),
+        ZigZag(model, reference=reference),
+    ):
+        mcmc = MCMC(
+            kernel,
+            num_warmup=20,
+            num_samples=20,
+            num_chains=2,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(random.key(2), x, y, 256, init_params=again.init_params(2))
+        assert accuracy(mcmc.get_samples()) > 0.9
+        moved = mcmc.get_samples()["net.linear.w"] - again.params["net.linear.w"]
+        assert jnp.all(jnp.any(moved != 0, axis=(1, 2)))
+
+
+def substituted(model, draw):
+    from numpyro.handlers import substitute
+
+    return substitute(model, data=draw)
+
+
+def test_file_that_is_no_map(tmp_path):
+    np.savez(tmp_path / "other.npz", x=np.ones(3))
+    with pytest.raises(ValueError, match="not written by `MAP.save`"):
+        MAP.load(tmp_path / "other.npz")
