@@ -54,7 +54,7 @@ from numpyro_pdmp.process.path import (
 from numpyro_pdmp.process.randomness import draw_uniform, exponential, normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
-from numpyro_pdmp.process.sticky import Sticky, Stuck
+from numpyro_pdmp.process.sticky import Sticky, Stuck, later
 
 GradFn = Callable[..., Array]
 
@@ -141,7 +141,7 @@ def make_tick(
         if sticky is not None:
             fresh = sticky.next(z, v, frozen, uniform[-2:])
             renews = switched | refreshed
-            t_sticky = jnp.where(renews, fresh[0], stuck.time - dt)
+            t_sticky = jnp.where(renews, fresh[0], later(stuck.time - dt))
             which_sticky = jnp.where(renews, fresh[1], stuck.which)
             t_stop = jnp.minimum(t_refresh, t_sticky)
         t_from = dt
@@ -208,7 +208,7 @@ def make_tick(
             fresh = sticky.next(z2, v2, frozen, uniform[-2:])
             renews = accepted | refreshed_here | switched_here | reverse
             renews = renews | (kind == START)
-            t_sticky = jnp.where(renews, fresh[0], jnp.maximum(t_sticky - dt, 0))
+            t_sticky = jnp.where(renews, fresh[0], later(t_sticky - dt))
             which_sticky = jnp.where(renews, fresh[1], which_sticky)
             t_stop = jnp.minimum(t_refresh, t_sticky)
 

@@ -35,6 +35,11 @@ from numpyro_pdmp.process.scale import Scale
 AT_REST = 1e-3
 
 
+def later(time: Array) -> Array:
+    """Not now: a window of no length has no line."""
+    return jnp.maximum(time, jnp.finfo(time.dtype).eps)
+
+
 class Stuck(NamedTuple):
     """State of a sticky path."""
 
@@ -138,7 +143,7 @@ class Sticky:
         freezing = jnp.argmin(hits)
         first = hits[freezing]
         which = jnp.where(first < thaw, freezing, thawing)
-        return jnp.minimum(first, thaw), which
+        return later(jnp.minimum(first, thaw)), which
 
     def switch(
         self, happens: Array, which: Array, frozen: Array, z: Array
