@@ -10,6 +10,7 @@ from numpyro_pdmp.diagnostics import Report, check
 from numpyro_pdmp.find_map import MAP, find_map
 from numpyro_pdmp.glm import glm_bound
 from numpyro_pdmp.host_rows import HostRows
+from numpyro_pdmp.inclusion import inclusion_probabilities
 from numpyro_pdmp.inference_data import ALL_STATS, to_inference_data
 from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.process.events import (
@@ -59,6 +60,7 @@ __all__ = [
     "full_data",
     "full_potential",
     "glm_bound",
+    "inclusion_probabilities",
     "laplace_reference",
     "to_inference_data",
 ]
