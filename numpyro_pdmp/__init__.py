@@ -13,6 +13,7 @@ from numpyro_pdmp.generalised_bps import ForwardBPS, GeneralisedBPS
 from numpyro_pdmp.glm import glm_bound
 from numpyro_pdmp.haiku import haiku_init, haiku_module, random_haiku_module
 from numpyro_pdmp.host_rows import HostRows
+from numpyro_pdmp.inclusion import inclusion_probabilities
 from numpyro_pdmp.inference_data import ALL_STATS, to_inference_data
 from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.process.events import (
@@ -71,6 +72,7 @@ __all__ = [
     "glm_bound",
     "haiku_init",
     "haiku_module",
+    "inclusion_probabilities",
     "laplace_reference",
     "random_haiku_module",
     "run_chunks",

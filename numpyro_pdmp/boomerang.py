@@ -124,6 +124,11 @@ class Boomerang(PDMPKernel):
     :param bool recenter: whether to expand around the mean of the draws so far at the
         end of every warm-up window, with a pass over all data; for posteriors whose
         mode is far from their mean.
+    :param dict sticky: for variable selection: prior inclusion probabilities, numbers
+        or arrays in (0, 1), by the names of sites with independent priors on the real
+        line. The prior of each entry becomes ``w * prior + (1 - w) * delta_0``, and
+        draws have exact zeros (Bierkens, Grazzi, van der Meulen, Schauer 2023). The
+        metric is then diagonal. See :func:`~numpyro_pdmp.inclusion_probabilities`.
 
     **Example**
 

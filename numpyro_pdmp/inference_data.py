@@ -18,6 +18,7 @@ from numpyro.handlers import block
 from numpyro.infer import MCMC
 from numpyro_pdmp.all_data import full_data, pointwise_log_likelihood
 from numpyro_pdmp.batch import Plates
+from numpyro_pdmp.inclusion import SUFFIX
 from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.sgmcmc import SGMCMCKernel
 from numpyro_pdmp.subsample import SubsampledModel, with_batch
@@ -77,6 +78,11 @@ def to_inference_data(mcmc: MCMC, log_likelihood: bool = False, **kwargs: Any) -
     :class:`~numpyro_pdmp.HostRows` fetches the data, the first two are left out, as too
     large for memory.
 
+    A site ``beta`` of ``sticky`` has an indicator ``beta_included`` beside it in
+    ``posterior``, 1 where it is not zero: its mean in :func:`arviz.summary` is the
+    posterior inclusion probability. Log likelihoods and ``lp`` are those of the draws,
+    zeros included.
+
     :param mcmc: an ``MCMC`` object that has run.
     :param log_likelihood: add the log likelihood of each observation at each draw,
         which takes an evaluation of the likelihood a draw, and memory for the number of
@@ -135,6 +141,9 @@ def to_inference_data(mcmc: MCMC, log_likelihood: bool = False, **kwargs: Any) -
     if not is_pdmp:
         return data
     adapted = mcmc.last_state.adapt_state
+    for name in sampler._sticky or ():
+        included = (data["posterior"][name] != 0).astype(int)
+        data["posterior"][name + SUFFIX] = included
     data["posterior"].attrs.update(
         sampler=type(sampler).__name__,
         event_time=repr(sampler._scheme),

@@ -38,6 +38,7 @@ from numpyro_pdmp.process.path import (
     restart_path,
 )
 from numpyro_pdmp.process.samplers import Sampler
+from numpyro_pdmp.spike_slab import check_sticky
 from numpyro_pdmp.start import first_chain
 from numpyro_pdmp.warmup import (
     draw_moments,
@@ -95,6 +96,7 @@ class PDMPKernel(ModelKernel):
         batching: str = "auto",
         control_variates: int | str | None = "auto",
         recenter: bool = False,
+        sticky: dict[str, Any] | None = None,
         **process_options: Any,
     ):
         check_target(model, potential_fn)
@@ -124,6 +126,17 @@ class PDMPKernel(ModelKernel):
         if batch == "euler" and event_time == "interpolation":
             event_time = "euler"
         self._scheme = event_time_scheme(event_time)
+        if sticky is not None:
+            check_sticky(
+                sticky,
+                model,
+                self._scheme,
+                dense_mass=dense_mass,
+                low_rank=low_rank,
+                inverse_mass_matrix=inverse_mass_matrix,
+            )
+            dense_mass = None if reference is not None else False
+        self._sticky = sticky
         self._target_violation = target_violation
         self._tunes_draw_time = draw_time == "auto" and record == "time"
         self._draw_time = float(
@@ -180,11 +193,14 @@ class PDMPKernel(ModelKernel):
         one = state.z if single else first_chain(state.z)
         functions = self._functions(model_args, model_kwargs)
         unravel = ravel_pytree(one)[1]
+        kappa = self._kappa(functions.subsampled, one, model_args, model_kwargs)
         last, adapt_state = state.whitened, state.adapt_state
         state = state._replace(
             path=state.path._replace(rng_key=state.rng_key), adapt_state=None
         )
-        advance = partial(self._advance, functions=functions, unravel=unravel)
+        advance = partial(
+            self._advance, functions=functions, unravel=unravel, kappa=kappa
+        )
         if not single:
             axes = (0, None if self._cross_chain_adapt else 0)
             advance = jax.vmap(advance, in_axes=axes)
@@ -200,7 +216,7 @@ class PDMPKernel(ModelKernel):
             i=state.i + 1, adapt_state=adapt_state, path=path, rng_key=path.rng_key
         )
 
-    def _advance(self, state, adapt_state, functions, unravel):
+    def _advance(self, state, adapt_state, functions, unravel, kappa):
         """The next draw, and what it tells warm-up."""
         sampler, scale = self._sampler, adapt_state.scale
         target = self._target(
@@ -214,6 +230,7 @@ class PDMPKernel(ModelKernel):
             adapt_state.tuning,
             adapt_state.refresh_rate,
             target.source,
+            kappa,
         )
         max_grad: Any = self._max_grad
         # If nothing is tuned, warm-up has no cheaper draws to wait for.
@@ -247,9 +264,15 @@ class PDMPKernel(ModelKernel):
             z = path.z
         else:
             path, z = read_output(path, sampler, adapt_state.draw_time)
-        x, stats = scale.position(z), path.stats
+        x, stats, frozen = scale.position(z), path.stats, None
+        if kappa is not None:
+            events = self._record == "events"
+            frozen = path.stuck.frozen if events else path.stuck.frozen_from
+            x = jnp.where(frozen, 0, x)
         wanted = self._wants_energy(functions)
         energy = self._energy(target, path, x) if wanted else jnp.nan
+        if kappa is not None:  # the mass of the atoms
+            energy = energy + jnp.sum(jnp.where(frozen, jnp.log(kappa), 0))
         outside = ~jnp.isfinite(energy) & wanted
         first = state.i == adapt_state.num_warmup
         totals = jax.tree.map(
@@ -270,10 +293,10 @@ class PDMPKernel(ModelKernel):
             excess=stats.sum_excess / jnp.maximum(stats.num_violations, 1),
             diverging=(stats.num_nonfinite > 0) | cut_off | outside,
             path=path,
-            whitened=z,
+            whitened=z if frozen is None else jnp.where(frozen, 0, z),
             totals=totals,
         )
-        return state, draw_moments(z, sums, elapsed, stats)
+        return state, draw_moments(z, sums, elapsed, stats, frozen)
 
     # Warm-up
 

@@ -14,7 +14,9 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity
 from numpyro_pdmp.metric import mass_mask
 from numpyro_pdmp.potential import ModelFunctions, gradient_fn
+from numpyro_pdmp.spike_slab import thaw_rates
 from numpyro_pdmp.start import StartMixin
+from numpyro_pdmp.subsample import as_jax_rows
 from numpyro_pdmp.target import make_target, target_functions
 from numpyro_pdmp.warmup import DENSE_LIMIT
 
@@ -28,6 +30,8 @@ class ModelKernel(StartMixin, MCMCKernel):
 
     #: never None, so that resuming from a state does not initialise again
     _sample_fn: ClassVar[bool] = True
+    #: prior inclusion probabilities by site
+    _sticky: dict | None = None
     sample_field: ClassVar[str] = "z"  # type: ignore[assignment]
 
     @property
@@ -75,6 +79,15 @@ class ModelKernel(StartMixin, MCMCKernel):
         if self._potential_energy is None:
             return functions.subsampled is None
         return self._potential_energy
+
+    def _kappa(self, subsampled, z, model_args, model_kwargs):
+        """Rates of thawing of a sticky path; None if it is not."""
+        if self._sticky is None:
+            return None
+        if subsampled is not None:
+            rows = (model_args, model_kwargs)
+            model_args, model_kwargs = as_jax_rows(rows, subsampled.plates)
+        return thaw_rates(self._sticky, self._model, z, model_args, model_kwargs)
 
     def _energy(self, target, state, x):
         """Potential energy of a draw; an estimate from one batch if subsampled.

@@ -33,9 +33,10 @@ class Moments(NamedTuple):
     num_refreshments: Array
     num_grad: Array  # gradient evaluations
     rows: Array  # (n, d) some of the draws, for a low-rank scale (else n = 0)
+    moving: Array | None = None  # (2, d) as lag, of a sticky path's indicators: m, m m'
 
 
-def zero_moments(scale: AnyScale, num_rows: int = 0) -> Moments:
+def zero_moments(scale: AnyScale, num_rows: int = 0, sticky: bool = False) -> Moments:
     """Empty sums, of the form that ``scale`` needs."""
     dim, dtype = scale.center.size, scale.factor.dtype
     zero = jnp.zeros((), dtype)
@@ -48,6 +49,7 @@ def zero_moments(scale: AnyScale, num_rows: int = 0) -> Moments:
         num_refreshments=zero,
         num_grad=zero,
         rows=jnp.zeros((num_rows, dim), dtype),
+        moving=jnp.zeros((2, dim), dtype) if sticky else None,
     )
 
 
@@ -87,6 +89,11 @@ def update_moments(
     size, last_size = jnp.abs(z), jnp.abs(last)
     lag = jnp.stack([z * last, 0.5 * (size + last_size), size * last_size]).sum(1)
     rows = moments.rows
+    moving = moments.moving
+    if moving is not None:  # frozen coordinates are exactly zero
+        now, before = (z != 0).astype(z.dtype), (last != 0).astype(z.dtype)
+        pairs = jnp.stack([0.5 * (now + before), now * before]).sum(1)
+        moving = jnp.where(first, 0, moving + pairs)
     if len(rows):
         step = (moments.num / num_chains).astype(int)
         rows = rows.at[step % len(rows)].set(z[step % num_chains])
@@ -99,11 +106,15 @@ def update_moments(
         num_refreshments=moments.num_refreshments + num_refreshments,
         num_grad=moments.num_grad + num_grad,
         rows=rows,
+        moving=moving,
     )
 
 
 def autocorrelations(moments: Moments) -> Array:
-    """Of successive draws: of every coordinate and of its size, (2, d)."""
+    """Of successive draws: of every coordinate and of its size, (2, d).
+
+    Of a sticky path, of whether it moves, too: (3, d).
+    """
     variance = moments.m2 if moments.m2.ndim == 1 else jnp.diagonal(moments.m2)
     variance = variance / jnp.maximum(moments.num, 1)
     product, size, size_product = moments.lag / jnp.maximum(moments.pairs, 1)
@@ -111,7 +122,11 @@ def autocorrelations(moments: Moments) -> Array:
     eps = jnp.finfo(variance.dtype).tiny
     rho = (product - moments.mean**2) / jnp.maximum(variance, eps)
     rho_size = (size_product - size**2) / jnp.maximum(of_size, eps)
-    return jnp.clip(jnp.stack([rho, rho_size]), 0, 0.999)
+    rhos = [rho, rho_size]
+    if moments.moving is not None:
+        moves, both = moments.moving / jnp.maximum(moments.pairs, 1)
+        rhos.append((both - moves**2) / jnp.maximum(moves - moves**2, eps))
+    return jnp.clip(jnp.stack(rhos), 0, 0.999)
 
 
 def effective_num(moments: Moments, refreshes: bool) -> Array:

@@ -39,6 +39,7 @@ from numpyro_pdmp.process.batches import (
 from numpyro_pdmp.process.path import start_path
 from numpyro_pdmp.process.randomness import normal
 from numpyro_pdmp.process.scale import LowRankScale
+from numpyro_pdmp.process.sticky import start_stuck
 from numpyro_pdmp.reference import reference_scale
 from numpyro_pdmp.state import PDMPState
 from numpyro_pdmp.subsample import SMALL_MODEL, as_jax_rows
@@ -82,6 +83,8 @@ class StartMixin:
             model_args, kwargs = as_jax_rows((model_args, kwargs), plates)
             if self._batch == "event":
                 warnings.warn(EVENT_BATCH, stacklevel=find_stack_level())
+        if functions.shapes is not None:
+            self._kappa(functions.subsampled, functions.shapes, model_args, kwargs)
         z_energy = given_params(
             keys[1],
             functions,
@@ -223,7 +226,7 @@ class StartMixin:
             refresh_rate=jnp.asarray(sampler.refresh_rate, dtype),
             draw_time=jnp.asarray(self._draw_time, dtype),
             bounce_rate=jnp.asarray(1 / sampler.event_time(dim), dtype),
-            moments=zero_moments(scale, rows),
+            moments=zero_moments(scale, rows, self._sticky is not None),
             averages=jnp.zeros(3, dtype),
             control=None,
             importance=None,
@@ -240,6 +243,7 @@ class StartMixin:
             self._draw_time,
             None if source is None else start_batches(source, words, hold),
             scheme,
+            None if self._sticky is None else start_stuck(x),
         )
         zero, count = jnp.zeros((), dtype), jnp.zeros((), int)
         return PDMPState(
@@ -264,7 +268,15 @@ class StartMixin:
     def _initial_scale(self, z):
         dense = self._dense(ravel_pytree(z)[0].size)
         if self._reference is not None:
-            return reference_scale(self._reference, z)
+            scale = reference_scale(self._reference, z)
+            dense = isinstance(scale, LowRankScale) or scale.factor.ndim == 2
+            if self._sticky is not None and dense:
+                raise ValueError(
+                    "`sticky` needs a diagonal metric, and `reference` has a dense or "
+                    "low-rank one: give `Scale(center, factor)` with a vector as its "
+                    "factor, or a guide such as AutoNormal."
+                )
+            return scale
         scale = initial_scale(z, self._inverse_mass_matrix, self._center, dense)
         if self._low_rank is None:
             return scale

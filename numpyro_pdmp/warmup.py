@@ -83,6 +83,7 @@ class Draw(NamedTuple):
     weight: Array  # () how much it counts
     elapsed: Array  # () process time
     stats: Stats
+    num_moving: Array | None = None  # () coordinates that are not frozen, if sticky
 
 
 def window_ends(num_warmup: int) -> np.ndarray:
@@ -108,20 +109,40 @@ def stretch_sums(path: Path) -> Array:
     """
     t = path.t_from
     middle, spread = path.z_from + 0.5 * t * path.v_from, t * path.v_from
-    return t * jnp.stack([jnp.ones_like(middle), middle, middle**2 + spread**2 / 12])
+    one, square = jnp.ones_like(middle), middle**2 + spread**2 / 12
+    if path.stuck is not None:  # as in draw_moments
+        middle = jnp.where(path.stuck.frozen_from, 0, middle)
+        square = jnp.where(path.stuck.frozen_from, 1, square)
+    return t * jnp.stack([one, middle, square])
 
 
-def draw_moments(z: Array, sums: Array | None, elapsed: Array, stats: Stats) -> Draw:
-    """What a draw tells: of the draw alone, or of the path that led to it."""
-    one, zero = jnp.ones((), z.dtype), jnp.zeros_like(z)
+def draw_moments(
+    z: Array,
+    sums: Array | None,
+    elapsed: Array,
+    stats: Stats,
+    frozen: Array | None = None,
+) -> Draw:
+    """What a draw tells: of the draw alone, or of the path that led to it.
+
+    Coordinates that are ``frozen`` tell nothing of the scale that they will have when
+    they move: they count as what the scale in force expects, mean 0 and variance 1. So
+    scales settle where they fit the time in which a coordinate moves, and those of one
+    that never does stay as they are.
+    """
+    one, within = jnp.ones((), z.dtype), jnp.zeros_like(z)
+    num_moving = None
+    if frozen is not None:
+        z, within = jnp.where(frozen, 0, z), frozen.astype(z.dtype)
+        num_moving = jnp.sum(~frozen, dtype=z.dtype)
     if sums is None:
-        return Draw(z, z, zero, one, elapsed, stats)
+        return Draw(z, z, within, one, elapsed, stats, num_moving)
     time, mean, square = sums
     moved = time > 0
     mean, square = (x / jnp.where(moved, time, 1) for x in (mean, square))
     within = jnp.maximum(square - mean**2, 0)
     mean, within = jnp.where(moved, mean, z), jnp.where(moved, within, 0)
-    return Draw(z, mean, within, time[0], elapsed, stats)
+    return Draw(z, mean, within, time[0], elapsed, stats, num_moving)
 
 
 def in_moment_units(scale: AnyScale, z: Array) -> Array:
@@ -155,7 +176,9 @@ def tune(
     :param noisy: whether rates are estimates.
     """
     stats = jax.tree.map(lambda a: jnp.sum(a, 0), draws.stats)
-    dim = state.scale.center.size
+    dim: int | Array = state.scale.center.size
+    if draws.num_moving is not None:
+        dim = jnp.maximum(jnp.mean(draws.num_moving), 1)
     tuning, bounce_rate = tune_envelope(
         sampler,
         scheme,
@@ -225,7 +248,9 @@ def renew(
         draw_time = jnp.where(enough, draw_time, state.draw_time)
         state = state._replace(draw_time=draw_time.astype(state.draw_time.dtype))
     return state._replace(
-        moments=zero_moments(state.scale, len(state.moments.rows)),
+        moments=zero_moments(
+            state.scale, len(state.moments.rows), state.moments.moving is not None
+        ),
         averages=jnp.zeros_like(state.averages),
     )
 
@@ -238,7 +263,7 @@ def tune_envelope(
     stats: Stats,
     elapsed: Array,
     target_violation: float,
-    dim: int,
+    dim: int | Array,
     noisy: bool = False,
     gain: float | Array = GAIN,
 ) -> tuple[Tuning, Array]:

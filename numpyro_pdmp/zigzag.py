@@ -42,6 +42,18 @@ class ZigZag(PDMPKernel):
     >>> mcmc.run(random.key(0))
     >>> bool(abs(mcmc.get_samples()["x"].mean() - 3) < 1)
     True
+
+    With a prior probability of 0.3 that a coefficient is other than zero, which here
+    the data raise to 0.49:
+
+    >>> def model():
+    ...     beta = numpyro.sample("beta", dist.Normal(0, 1))
+    ...     numpyro.sample("y", dist.Normal(beta, 0.5), obs=1.0)
+    >>> kernel = ZigZag(model, sticky={"beta": 0.3})
+    >>> mcmc = MCMC(kernel, num_warmup=200, num_samples=1000, progress_bar=False)
+    >>> mcmc.run(random.key(0))
+    >>> bool(abs((mcmc.get_samples()["beta"] != 0).mean() - 0.49) < 0.1)
+    True
     """
 
     process = ZigZagProcess

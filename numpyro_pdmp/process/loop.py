@@ -18,6 +18,10 @@ WALL       halfway to a point at which the gradient was not finite
 Draws are read off the stretch that the last tick settled, by the flow alone and at
 points between two evaluated ones, so a draw costs no gradient of its own. Nothing is
 nested: under ``vmap`` every chain does useful work in every tick.
+
+On a sticky path (:mod:`~numpyro_pdmp.process.sticky`) the time of the next freezing or
+thawing is known, like that of a refreshment: windows end there, and it costs no
+gradient of its own.
 """
 
 from collections.abc import Callable
@@ -42,6 +46,7 @@ from numpyro_pdmp.process.path import (
     REFRESH,
     REVERSAL,
     START,
+    STICKY,
     WALL,
     Path,
     Stats,
@@ -49,6 +54,7 @@ from numpyro_pdmp.process.path import (
 from numpyro_pdmp.process.randomness import draw_uniform, exponential, normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
+from numpyro_pdmp.process.sticky import Sticky, Stuck, later
 
 GradFn = Callable[..., Array]
 
@@ -61,6 +67,7 @@ def make_tick(
     tuning: Tuning,
     refresh_rate: float | Array | None = None,
     source: BatchSource | None = None,
+    kappa: Array | None = None,
 ) -> Callable[[Path], Path]:
     """The loop's body.
 
@@ -72,21 +79,32 @@ def make_tick(
     :param tuning: window and offset of the scheme.
     :param refresh_rate: overrides the sampler's.
     :param source: of mini-batches: the batch that decides a proposal does its jump.
+    :param kappa: (d,) rates of thawing over the speed in the sampled variable, of a
+        sticky path; infinite for coordinates that never freeze.
     :return: a function from :class:`Path` to :class:`Path`, one gradient evaluation.
     """
     refresh_rate = sampler.refresh_rate if refresh_rate is None else refresh_rate
     if scheme.frozen:
+        if kappa is not None:
+            raise ValueError(
+                f"event_time={scheme} follows no path to zero: use Interpolation(), "
+                "Tangent() or ExactBound(...) for sticky ones."
+            )
         return make_euler_tick(
             grad_fn, sampler, scale, tuning.window, refresh_rate, source
         )
 
     num_words = 0 if source is None else source.num_words
+    sticky = None if kappa is None else Sticky(kappa, sampler, scale)
 
     def tick(path: Path) -> Path:
         d, k = path.z.size, path.rate.size
         # `noise` serves the jump or the refreshment: a tick has at most one of them.
         draw = partial(
-            draw_uniform, num=4 + k + d, dtype=path.z.dtype, num_words=num_words
+            draw_uniform,
+            num=4 + k + d + (0 if sticky is None else 2),
+            dtype=path.z.dtype,
+            num_words=num_words,
         )
         rng_key, uniform, words = draw(path.rng_key)
         batches, batch = batch_arguments(source, path.batches, words, rng_key, draw)
@@ -96,31 +114,50 @@ def make_tick(
             return sampler.energy_gradient(z, scale.gradient(gradient))
 
         u_accept, u_refresh, u_which, u_offset = uniform[:4]
-        e_arrival, noise = exponential(uniform[4 : 4 + k]), normal(uniform[4 + k :])
+        e_arrival = exponential(uniform[4 : 4 + k])
+        noise = normal(uniform[4 + k : 4 + k + d])
         new_refresh = sampler.refresh_time(u_refresh, refresh_rate)
+
+        # The process, or what moves of it.
+        stuck, part = path.stuck, sampler
+        if sticky is not None:
+            part = sticky.part(stuck.frozen)
 
         # A. Move to an end whose gradient is known already.
         known_end = path.kind == KNOWN_END
         dt = jnp.where(known_end, path.t_next, 0)
-        z, v = sampler.flow(path.z, path.v, dt)
+        z, v = part.flow(path.z, path.v, dt)
         refreshed = known_end & (path.t_refresh <= dt)
-        v = jnp.where(refreshed, sampler.refresh(v, noise), v)
-        rate = jnp.where(known_end, sampler.rates(z, v, path.ahead_grad), path.rate)
+        if sticky is not None:
+            switched = known_end & (stuck.time <= dt)
+            z, frozen = sticky.switch(switched, stuck.which, stuck.frozen, z)
+            v = jnp.where(refreshed, part.refresh(v, noise), v)
+            part = sticky.part(frozen)
+        else:
+            v = jnp.where(refreshed, part.refresh(v, noise), v)
+        rate = jnp.where(known_end, part.rates(z, v, path.ahead_grad), path.rate)
         t_refresh = jnp.where(refreshed, new_refresh, path.t_refresh - dt)
+        t_stop = t_refresh
+        if sticky is not None:
+            fresh = sticky.next(z, v, frozen, uniform[-2:])
+            renews = switched | refreshed
+            t_sticky = jnp.where(renews, fresh[0], later(stuck.time - dt))
+            which_sticky = jnp.where(renews, fresh[1], stuck.which)
+            t_stop = jnp.minimum(t_refresh, t_sticky)
         t_from = dt
         kind, t_next = path.kind, path.t_next
         if scheme.look_ahead:
             kind = jnp.where(known_end, AHEAD, kind)
-            speed = sampler.speed(z, v)
-            t_next = jnp.where(known_end, scheme.look(tuning, speed, t_refresh), t_next)
+            speed = part.speed(z, v)
+            t_next = jnp.where(known_end, scheme.look(tuning, speed, t_stop), t_next)
 
         # B. The gradient, at the place that was asked for.
-        z1, v1 = sampler.flow(z, v, t_next)
+        z1, v1 = part.flow(z, v, t_next)
         if scheme.uses_slope:
             grad, hessian_vector = jax.linearize(energy_gradient, z1)
         else:
             grad = energy_gradient(z1)
-        rate1 = sampler.rates(z1, v1, grad)
+        rate1 = part.rates(z1, v1, grad)
         # A sum is finite only if all terms are (or overflow, which is as bad).
         finite = jnp.isfinite(jnp.sum(rate1) + jnp.sum(grad))
 
@@ -136,9 +173,13 @@ def make_tick(
         accepted = proposal & (u_accept * bound < true) & (ratio <= scheme.max_ratio)
         refreshed_here = end & (t_refresh <= t_next)
 
-        v2 = jnp.where(accepted, sampler.jump(z1, v1, grad, path.which, noise), v1)
-        v2 = jnp.where(refreshed_here, sampler.refresh(v2, noise), v2)
-        rate2 = sampler.rates(z1, v2, grad)
+        v2 = jnp.where(accepted, part.jump(z1, v1, grad, path.which, noise), v1)
+        v2 = jnp.where(refreshed_here, part.refresh(v2, noise), v2)
+        if sticky is not None:
+            switched_here = end & (t_sticky <= t_next)
+            z1, frozen = sticky.switch(switched_here, which_sticky, frozen, z1)
+            part = sticky.part(frozen)
+        rate2 = part.rates(z1, v2, grad)
 
         # A non-finite look-ahead is tried again nearer by. A non-finite point on the
         # path means a wall before it: halve the way there, then go back.
@@ -161,12 +202,22 @@ def make_tick(
         t_refresh = jnp.where(refreshed_here, new_refresh, t_refresh - dt)
         t_refresh = jnp.maximum(t_refresh, 0)
         t_from = t_from + dt
+        t_stop = t_refresh
+        if sticky is not None:
+            # Hits and clocks stay as they are while velocities do.
+            fresh = sticky.next(z2, v2, frozen, uniform[-2:])
+            renews = accepted | refreshed_here | switched_here | reverse
+            renews = renews | (kind == START)
+            t_sticky = jnp.where(renews, fresh[0], later(t_sticky - dt))
+            which_sticky = jnp.where(renews, fresh[1], which_sticky)
+            t_stop = jnp.minimum(t_refresh, t_sticky)
 
         # D. The next envelope and proposal.
         rejected = proposal & ~accepted
-        speed = sampler.speed(z2, v2)
+        speed = part.speed(z2, v2)
+        moving = v2 if sticky is None else part.moving(v2)
         if scheme.uses_slope:
-            slope = sampler.slopes(z2, v2, grad, hessian_vector(v2))
+            slope = part.slopes(z2, v2, grad, hessian_vector(moving))
         else:
             slope = jnp.zeros_like(rate2)
         ahead_rate = jnp.where(ahead, rate1, path.ahead_rate)
@@ -175,7 +226,7 @@ def make_tick(
             ahead_grad = jnp.where(ahead, grad, ahead_grad)
         known = Known(
             position=scale.position(z2),
-            direction=scale.direction(v2),
+            direction=scale.direction(moving),
             speed=speed,
             rate=rate2,
             slope=slope,
@@ -195,15 +246,27 @@ def make_tick(
             scheme.reject(tuning, known),
             scheme.open(tuning, known),
         )
+        num_rates: Array | int = k
+        if sticky is not None:
+            # No proposals for rates that are zero as long as they are frozen.
+            possible = part.rate_mask(k)
+            num_rates = jnp.sum(possible)
+            envelope = envelope._replace(
+                value=jnp.where(possible, envelope.value, 0),
+                slope=jnp.where(possible, envelope.slope, 0),
+            )
         arrivals = line_arrival(envelope.value, envelope.slope, e_arrival)
         index = jnp.argmin(arrivals)
         arrival = arrivals[index]
         # The constant part of the envelope is a process of its own.
-        other = exponential(u_offset, k * envelope.offset)
-        uniform_index = jnp.minimum((u_which * k).astype(index.dtype), k - 1)
+        other = exponential(u_offset, num_rates * envelope.offset)
+        if sticky is None:
+            uniform_index = jnp.minimum((u_which * k).astype(index.dtype), k - 1)
+        else:
+            uniform_index = jnp.argmax(jnp.cumsum(possible) > u_which * num_rates)
         index = jnp.where(other < arrival, uniform_index, index)
         arrival = jnp.minimum(other, arrival)
-        limit = jnp.minimum(envelope.horizon, t_refresh)
+        limit = jnp.minimum(envelope.horizon, t_stop)
         proposes = arrival < limit
         # Without an end the path still has to be looked at now and then.
         limit = jnp.where(jnp.isfinite(limit), limit, 100 * tuning.window)
@@ -215,7 +278,7 @@ def make_tick(
             look = jnp.where(
                 ahead & ~finite & ~reverse,
                 0.25 * t_next,
-                scheme.look(tuning, speed, t_refresh),
+                scheme.look(tuning, speed, t_stop),
             )
             opens = (ahead & finite) | rejected
             next_kind = jnp.where(opens, next_kind, AHEAD)
@@ -255,6 +318,10 @@ def make_tick(
         )
         stats = Stats(path.stats.counts + counts, path.stats.sums + sums)
         event = jnp.where(refreshes, REFRESH, NO_EVENT)
+        if sticky is not None:
+            switches = (switched | switched_here) & ~refreshes
+            event = jnp.where(switches, STICKY, event)
+            stuck = Stuck(frozen, path.stuck.frozen, t_sticky, which_sticky)
         event = jnp.where(accepted, BOUNCE, jnp.where(reverse, REVERSAL, event))
         if batches is not None:
             batches = batches._replace(used=event != NO_EVENT)
@@ -277,6 +344,7 @@ def make_tick(
             t_wall=jnp.where(turned, -t_wall - tiny, t_wall),
             event=event,
             batches=batches,
+            stuck=stuck,
             stats=stats,
             memory=known.memory,
         )

@@ -13,9 +13,10 @@ from jax.typing import ArrayLike
 from numpyro_pdmp.process.batches import Batches
 from numpyro_pdmp.process.events import Envelope, EventTime
 from numpyro_pdmp.process.samplers import Sampler
+from numpyro_pdmp.process.sticky import MovingPart, Stuck
 
 START, AHEAD, PROPOSAL, END, KNOWN_END, WALL = range(6)
-NO_EVENT, BOUNCE, REFRESH, REVERSAL = range(4)
+NO_EVENT, BOUNCE, REFRESH, REVERSAL, STICKY = range(5)
 
 #: bins of the acceptance ratio: twenty over 0..2 and one above
 RATIO_BINS = 21
@@ -105,6 +106,7 @@ class Path(NamedTuple):
     t_wall: Array  # () where the gradient was not finite; negative: just turned back
     event: Array  # () what the last tick did to the velocity
     batches: Batches | None  # None on full data
+    stuck: Stuck | None  # None if not sticky
     stats: Stats
     memory: Any = None  # of the event-time scheme
 
@@ -119,12 +121,20 @@ def has_output(path: Path) -> Array:
     return path.t_output <= path.t_from
 
 
+def _on_stretch(path: Path, sampler: Sampler, time: Array) -> tuple[Array, Array]:
+    """Position and velocity after ``time`` on the last stretch."""
+    if path.stuck is None:
+        return sampler.flow(path.z_from, path.v_from, time)
+    part = MovingPart(sampler, path.stuck.frozen_from, path.z_from)
+    return part.flow(path.z_from, path.v_from, time)
+
+
 def read_output(
     path: Path, sampler: Sampler, draw_time: ArrayLike
 ) -> tuple[Path, Array]:
     """The next draw, or the anchor where that is not settled; and wait for another."""
     time = jnp.minimum(path.t_output, path.t_from)
-    z, _ = sampler.flow(path.z_from, path.v_from, time)
+    z, _ = _on_stretch(path, sampler, time)
     return path._replace(t_output=time + jnp.asarray(draw_time, time.dtype)), z
 
 
@@ -137,6 +147,7 @@ def start_path(
     t_output: ArrayLike,
     batches: Batches | None = None,
     scheme: EventTime | None = None,
+    stuck: Stuck | None = None,
 ) -> Path:
     """A path at ``(z, v)`` about which nothing is known yet; no evaluation.
 
@@ -168,6 +179,7 @@ def start_path(
         t_wall=zero,
         event=jnp.full((), NO_EVENT),
         batches=batches,
+        stuck=stuck,
         stats=stats,
         memory=memory,
     )
@@ -190,8 +202,11 @@ def restart_path(path: Path, z: Array) -> Path:
 def continue_from_output(path: Path, sampler: Sampler, draw_time: ArrayLike) -> Path:
     """Go on from the last draw, for a new target: forget all that came after it."""
     time = path.t_output - jnp.asarray(draw_time, path.t_output.dtype)
-    z, v = sampler.flow(path.z_from, path.v_from, time)
+    z, v = _on_stretch(path, sampler, time)
     rest = path.t_from - time  # to the anchor, which is where a refreshment would be
     t_refresh = jnp.where(path.event == REFRESH, rest, path.t_refresh + rest)
     path = restart_path(path._replace(v=v, t_refresh=t_refresh), z)
+    if path.stuck is not None:
+        stuck = path.stuck._replace(frozen=path.stuck.frozen_from)
+        path = path._replace(stuck=stuck)
     return path._replace(t_output=jnp.full_like(time, draw_time))

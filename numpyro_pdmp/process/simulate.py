@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 import math
 
+import numpy as np
+
 import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
@@ -24,6 +26,7 @@ from numpyro_pdmp.process.path import (
 from numpyro_pdmp.process.samplers import BoomerangProcess, BouncyParticle, Sampler
 from numpyro_pdmp.process.scale import Scale, identity_scale
 from numpyro_pdmp.process.skeleton import Skeleton
+from numpyro_pdmp.process.sticky import start_stuck
 
 PotentialFn = Callable[[Array], Array]
 
@@ -41,6 +44,7 @@ def simulate(
     scale: Scale | None = None,
     velocity: ArrayLike | None = None,
     max_ticks: int | None = None,
+    kappa: ArrayLike | None = None,
 ) -> tuple[Skeleton, Stats]:
     """Simulate a path and record its events.
 
@@ -54,7 +58,8 @@ def simulate(
     :param sampler: the process, such as ``BouncyParticle(refresh_rate=1.0)``.
     :param rng_key: random key.
     :param position: start, of shape ``(d,)``; its dtype is that of the simulation.
-    :param num_events: number of events (bounces, refreshments, reversals) to record.
+    :param num_events: number of events (bounces, refreshments, reversals, freezings
+        and thawings) to record.
     :param event_time: event-time scheme or its name: ``"interpolation"``,
         ``"published"``, ``"regression"`` or ``"tangent"``.
     :param scale: whitening map; default the identity.
@@ -62,6 +67,9 @@ def simulate(
         from its law.
     :param max_ticks: stop after this many evaluations, with fewer events; default
         ``50 * num_events + 1000``.
+    :param kappa: of a sticky path: the density of ``x`` has an atom at zero of mass
+        ``1 / kappa`` relative to it, for each coordinate; infinity for none. Scalar or
+        ``(d,)``. See :mod:`numpyro_pdmp.process.sticky`.
     :return: the path and the counts of the run.
 
     **Example**
@@ -108,23 +116,46 @@ def simulate(
                 "make them equal, or leave velocity out."
             )
         v = scale._replace(center=jnp.zeros_like(x)).whiten(v)
+    if kappa is not None:
+        kappa = _checked_kappa(kappa, x, scale)
     z = scale.whiten(x)
-    return _run(
-        potential_fn, sampler, scheme, num_events, key_run, z, v, scale, max_ticks
-    )
+    fixed = potential_fn, sampler, scheme, num_events
+    return _run(*fixed, key_run, z, v, scale, max_ticks, kappa)
+
+
+def _checked_kappa(kappa, x, scale):
+    if np.ndim(scale.factor) == 2:
+        raise ValueError(
+            f"scale has a factor of shape {scale.factor.shape}, but coordinates that "
+            "stick to zero need a diagonal one: give shape () or (d,)."
+        )
+    if np.shape(kappa) not in ((), x.shape):
+        raise ValueError(
+            f"kappa has shape {np.shape(kappa)}, but position has {x.shape}; make them "
+            "equal, or give a number."
+        )
+    if not isinstance(kappa, jax.core.Tracer) and not np.all(np.asarray(kappa) > 0):
+        raise ValueError(f"kappa must be positive, got {kappa}.")
+    return jnp.broadcast_to(jnp.asarray(kappa, x.dtype), x.shape)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _run(potential_fn, sampler, scheme, num_events, rng_key, z, v, scale, max_ticks):
+def _run(
+    potential_fn, sampler, scheme, num_events, rng_key, z, v, scale, max_ticks, kappa
+):
     d, dtype = z.size, z.dtype
     tuning = scheme.tuning(sampler.event_time(d), sampler.rate_size(d))
     tuning = jax.tree.map(lambda a: jnp.asarray(a, dtype), tuning)
-    tick = make_tick(jax.grad(potential_fn), sampler, scheme, scale, tuning)
+    grad_fn = jax.grad(potential_fn)
+    tick = make_tick(grad_fn, sampler, scheme, scale, tuning, kappa=kappa)
     key_refresh, key_path = random.split(rng_key)
     uniform = random.uniform(key_refresh, (), dtype)
     t_refresh = sampler.refresh_time(uniform, sampler.refresh_rate)
     zero = jnp.zeros((), dtype)
-    path = start_path(key_path, z, v, sampler, t_refresh, zero, scheme=scheme)
+    stuck = None if kappa is None else start_stuck(z)
+    path = start_path(
+        key_path, z, v, sampler, t_refresh, zero, scheme=scheme, stuck=stuck
+    )
     size = num_events + 1
     entries = (
         jnp.zeros(size, dtype),
@@ -132,6 +163,8 @@ def _run(potential_fn, sampler, scheme, num_events, rng_key, z, v, scale, max_ti
         jnp.tile(v, (size, 1)),
         jnp.full(size, NO_EVENT),
     )
+    if stuck is not None:
+        entries = *entries, jnp.tile(stuck.frozen, (size, 1))
 
     def unfinished(state):
         _, ticks, count, _, _ = state
@@ -146,6 +179,8 @@ def _run(potential_fn, sampler, scheme, num_events, rng_key, z, v, scale, max_ti
         going = unfinished(state)
         place = jnp.where(going, count + 1, size)
         values = (elapsed, new.z, new.v, new.event)
+        if new.stuck is not None:
+            values = *values, new.stuck.frozen
         entries = tuple(
             entry.at[place].set(value, mode="drop")
             for entry, value in zip(entries, values, strict=True)
@@ -160,16 +195,21 @@ def _run(potential_fn, sampler, scheme, num_events, rng_key, z, v, scale, max_ti
     path, _, count, _, entries = lax.while_loop(
         unfinished, lambda state: lax.fori_loop(0, BLOCK, step, state), state
     )
-    elapsed, zs, vs, kinds = entries
+    elapsed, zs, vs, kinds, *frozen = entries
     # A path that ran out of ticks ends at its anchor, which the other entries repeat.
     last = jnp.minimum(jnp.arange(size), count + 1)
+    positions = jax.vmap(scale.position)(zs[last])
+    if stuck is not None:
+        frozen = [frozen[0][last]]
+        positions = jnp.where(frozen[0], 0, positions)
     skeleton = Skeleton(
         durations=elapsed[1:],
-        positions=jax.vmap(scale.position)(zs[last]),
+        positions=positions,
         velocities=jax.vmap(scale.direction)(vs[last]),
         kinds=kinds,
         center=scale.center,
         flow_name=sampler.flow_name,
+        frozen=frozen[0] if frozen else None,
     )
     return skeleton, path.stats
 

@@ -25,7 +25,7 @@ def _one_minus_sinc(x: Array) -> Array:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["durations", "positions", "velocities", "kinds", "center"],
+    data_fields=["durations", "positions", "velocities", "kinds", "center", "frozen"],
     meta_fields=["flow_name"],
 )
 @dataclass(frozen=True, eq=False)
@@ -41,11 +41,13 @@ class Skeleton:
         times of the events because those lose digits on long paths.
     :param positions: ``(n + 1, d)``.
     :param velocities: ``(n + 1, d)`` :math:`\dot x` just after each event.
-    :param kinds: ``(n + 1,)`` ``BOUNCE``, ``REFRESH`` or ``REVERSAL``; ``NO_EVENT``
-        at the start, and at an end that is not an event.
+    :param kinds: ``(n + 1,)`` ``BOUNCE``, ``REFRESH``, ``REVERSAL`` or ``STICKY``;
+        ``NO_EVENT`` at the start, and at an end that is not an event.
     :param center: ``(d,)`` centre :math:`c` of the ellipses.
     :param flow_name: ``"linear"`` for :math:`x + t \dot x` or ``"elliptic"`` for
         :math:`c + (x - c) \cos t + \dot x \sin t`.
+    :param frozen: ``(n + 1, d)`` which coordinates do not move from there on; None for
+        a path that is not sticky.
 
     **Example**
 
@@ -61,6 +63,7 @@ class Skeleton:
     kinds: Array
     center: Array
     flow_name: str = "linear"
+    frozen: Array | None = None
 
     @property
     @jax.jit
@@ -86,8 +89,10 @@ class Skeleton:
         index, t = self._locate(jnp.asarray(time, self.durations.dtype))
         x, v, t = self.positions[index], self.velocities[index], t[..., None]
         if self.flow_name == "linear":
-            return linear_flow(x, v, t)[0]
-        return self.center + elliptic_flow(x - self.center, v, t)[0]
+            end = linear_flow(x, v, t)[0]
+        else:
+            end = self.center + elliptic_flow(x - self.center, v, t)[0]
+        return end if self.frozen is None else jnp.where(self.frozen[index], x, end)
 
     @partial(jax.jit, static_argnames="num")
     def discretize(self, num: int) -> Array:
@@ -99,9 +104,16 @@ class Skeleton:
     def _pieces(self, index, time, origin):
         """Time averages over the first ``time`` of segments: the mean of
         ``x - origin``, and two vectors whose outer products add up to the covariance.
-
-        Written from the midpoint, about which the odd terms vanish.
         """
+        mean, *spreads = self._moving_pieces(index, time, origin)
+        if self.frozen is not None:
+            frozen = self.frozen[index]
+            mean = jnp.where(frozen, self.positions[index] - origin, mean)
+            spreads = [jnp.where(frozen, 0, a) for a in spreads]
+        return mean, *spreads
+
+    def _moving_pieces(self, index, time, origin):
+        """Written from the midpoint, about which the odd terms vanish."""
         x, v, t = self.positions[index], self.velocities[index], time[:, None]
         if self.flow_name == "linear":
             x, v = linear_flow(x - origin, v, t / 2)
@@ -124,6 +136,13 @@ class Skeleton:
         """Time average of each coordinate."""
         origin = self._average(self.positions[:-1])  # keeps the sums small
         return origin + self._average(self._segments(origin)[0])
+
+    @jax.jit
+    def inclusion(self) -> Array:
+        """Share of time in which each coordinate of a sticky path moves."""
+        if self.frozen is None:
+            return jnp.ones_like(self.center)
+        return self._average((~self.frozen[:-1]).astype(self.durations.dtype))
 
     @jax.jit
     def variance(self) -> Array:
