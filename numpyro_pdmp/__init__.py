@@ -6,6 +6,7 @@
 from numpyro_pdmp.all_data import full_data, full_potential
 from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
+from numpyro_pdmp.checkpoint import run_checkpointed
 from numpyro_pdmp.chunks import Chunk, run_chunks
 from numpyro_pdmp.diagnostics import Report, check
 from numpyro_pdmp.find_map import MAP, find_map
@@ -75,6 +76,7 @@ __all__ = [
     "inclusion_probabilities",
     "laplace_reference",
     "random_haiku_module",
+    "run_checkpointed",
     "run_chunks",
     "to_inference_data",
 ]
