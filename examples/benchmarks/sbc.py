@@ -4,8 +4,8 @@
 """Simulation-based calibration: are ranks of true values among draws uniform?
 
 A parameter is drawn from the prior, data from the likelihood, and the posterior of
-these data is sampled. If the sampler is right, the rank of the parameter among (independent)
-draws is uniform (Talts, Betancourt, Simpson, Vehtari, Gelman 2018).
+these data is sampled. If the sampler is right, the rank of the parameter among
+(independent) draws is uniform (Talts, Betancourt, Simpson, Vehtari, Gelman 2018).
 
 python examples/benchmarks/sbc.py --output docs/images/sbc.png
 """
