@@ -107,7 +107,8 @@ SCHEME_TARGETS = {
 
 def schemes(args):
     truths = {}
-    for name, (make, options) in SCHEME_TARGETS.items():
+    for name in args.targets or SCHEME_TARGETS:
+        make, options = SCHEME_TARGETS[name]
         target = make()
         if make not in truths:
             truths[make] = truth(target, args)
@@ -195,6 +196,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=list(PARTS), required=True)
     parser.add_argument("--format", choices=["markdown", "json"], default="markdown")
+    parser.add_argument("--targets", nargs="*", choices=list(SCHEME_TARGETS))
     parser.add_argument("--samplers", nargs="*", choices=list(SAMPLERS))
     parser.add_argument("--num-warmup", type=int, default=1000)
     parser.add_argument("--num-samples", type=int, default=4000)
