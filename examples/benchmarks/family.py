@@ -107,7 +107,8 @@ SCHEME_TARGETS = {
 
 def schemes(args):
     truths = {}
-    for name, (make, options) in SCHEME_TARGETS.items():
+    for name in args.targets or SCHEME_TARGETS:
+        make, options = SCHEME_TARGETS[name]
         target = make()
         if make not in truths:
             truths[make] = truth(target, args)
@@ -157,11 +158,14 @@ SAMPLER_TARGETS = {
     "correlated Gaussian d=20": lambda: known(gaussian(20, 100.0)),
     "logistic regression d=25": logistic,
     "Student-t(5) d=10": lambda: known(student()),
+    "network 1-10-1, N=100": network,
 }
 
 
 def samplers(args):
-    targets = {name: make() for name, make in SAMPLER_TARGETS.items()}
+    targets = {
+        name: SAMPLER_TARGETS[name]() for name in args.targets or SAMPLER_TARGETS
+    }
     for name in args.samplers or SAMPLERS:
         row = {"sampler": name}
         for label, target in targets.items():
@@ -195,6 +199,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=list(PARTS), required=True)
     parser.add_argument("--format", choices=["markdown", "json"], default="markdown")
+    parser.add_argument("--targets", nargs="*", help="names in the first column or row")
     parser.add_argument("--samplers", nargs="*", choices=list(SAMPLERS))
     parser.add_argument("--num-warmup", type=int, default=1000)
     parser.add_argument("--num-samples", type=int, default=4000)
