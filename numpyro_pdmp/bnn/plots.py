@@ -200,9 +200,7 @@ def component_traces(components: Components, ax: Any) -> Any:
         for chain in scores[..., k]:
             ax.plot(chain - shift * k, color=COLOURS[k % 6], lw=0.8, alpha=0.8)
         ess = components.mixing.ess[k]
-        ax.text(
-            0, 3.2 - shift * k, f"component {index + 1}: ESS {ess:.1f}", fontsize=8
-        )
+        ax.text(0, 3.2 - shift * k, f"component {index + 1}: ESS {ess:.1f}", fontsize=8)
     ax.set_yticks([-shift * k for k in range(len(components.index))])
     ax.set_yticklabels([f"{i + 1}" for i in components.index])
     ax.set(xlabel="draw", ylabel="principal component")
