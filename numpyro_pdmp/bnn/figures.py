@@ -85,7 +85,7 @@ def draw_figures(
             components = principal_components(draws)
         drawn, axes = figure(2)
         plots.component_traces(components, axes[0])
-        labels = [f"component {i + 1}" for i in components.index]
+        labels = [f"component {i + 1}" for i in components.which]
         plots.acf(components.scores, axes[1], labels=labels)
         save(drawn, "components")
     if data.x_test.ndim == 4 and prediction.entropy is not None:
