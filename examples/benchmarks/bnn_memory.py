@@ -6,8 +6,8 @@
 python examples/benchmarks/bnn_memory.py
 python examples/benchmarks/bnn_memory.py --store  # keep all draws, as MCMC would
 
-Data are noise, and draws are close together: neither matters for memory. Kept in memory,
-2,000 draws of the 274,042 weights would take 2.0 GiB, without what computes them.
+Data are noise, and draws are close together: neither matters for memory. Stored
+2,000 draws of the 274,042 weights would take 2.0 GiB, besides what computes them.
 """
 
 import argparse
