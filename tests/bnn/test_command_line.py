@@ -10,7 +10,9 @@ import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
-from numpyro_pdmp import MAP
+import jax.numpy as jnp
+
+from numpyro_pdmp import BPS, MAP, SGHMC, SGLD, Scale, SigmaBPS, ZigZag
 from numpyro_pdmp.bnn import pipeline
 from numpyro_pdmp.bnn.__main__ import main, parser, prepare
 from numpyro_pdmp.bnn.data import load_data, load_outside
@@ -101,21 +103,25 @@ def test_what_is_missing(arguments, error, directory, tmp_path, capsys, monkeypa
 def test_stages(directory, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     command = ["--data", "toy", "--data-dir", str(directory), "--out", str(out)]
-    command += ["--sampler", "sgld-nd", "--step-size", "1e-3", "--batch-size", "20"]
-    command += ["--map-steps", "200", "--num-warmup", "4", "--num-samples", "24"]
-    command += ["--gradients-per-draw", "2", "--keep-draws", "12", "--quiet"]
+    command += ["--map-steps", "200", "--batch-size", "20", "--num-warmup", "40"]
+    command += ["--num-samples", "24", "--gradients-per-draw", "8"]
+    command += ["--keep-draws", "12", "--quiet"]
     assert main(command) == 0
     assert "coverage_90" in capsys.readouterr().out
     content = json.loads((out / "metrics.json").read_text())
     assert content["map"]["rmse"] < 2  # of a standard deviation of 3
     assert content["posterior"]["rmse"] < 2
-    assert content["sampling"]["gradients_per_draw"] == 2
-    assert content["sampling"]["mixing"]["num_draws"] == 12
-    assert {"prediction.png", "components.png"} <= {p.name for p in out.iterdir()}
+    sampling = content["sampling"]
+    assert 4 < sampling["gradients_per_draw"] < 16
+    assert sampling["draw_time"] != pipeline.FIRST_DRAW_TIME
+    assert "gradient evaluations a step" in sampling["report"]
+    assert sampling["mixing"]["num_draws"] == 12
+    figures = {"prediction.png", "components.png", "ratios.png"}
+    assert figures <= {p.name for p in out.iterdir()}
     assert not [p.name for p in out.iterdir() if "part" in p.name]
     draws = az.from_netcdf(out / "draws.nc").posterior
     assert draws["net.mlp.linear_0.w"].shape == (1, 12, 3, 25)
-    assert draws.attrs["sampler"] == "sgld-nd"
+    assert draws.attrs["sampler"] == "boomerang"
     assert MAP.load(out / "map.npz").params["net.mlp.linear_0.w"].shape == (3, 25)
 
     # Done: nothing is made again, and nothing is overwritten.
@@ -143,6 +149,39 @@ def test_stages(directory, tmp_path, capsys, monkeypatch):
     args = parser().parse_args([*command, "--force", "--seed", "1"])
     assert prepare(args)
     assert not {"map.npz", "draws.nc", "metrics.json"} & {p.name for p in out.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "sampler, kind",
+    [
+        ("bps", BPS),
+        ("sigma-bps", SigmaBPS),
+        ("zigzag", ZigZag),
+        ("sgld", SGLD),
+        ("sgld-nd", SGLD),
+        ("sghmc", SGHMC),
+    ],
+)
+def test_samplers(sampler, kind, monkeypatch):
+    def reference(*args, **kwargs):
+        return Scale(jnp.zeros(2), jnp.array([1.0, 4.0]))
+
+    monkeypatch.setattr(pipeline, "laplace_reference", reference)
+    command = ["--sampler", sampler, "--step-size", "0.1", "--out", "", "--draw-time"]
+    args = parser().parse_args([*command, "0.3", "--refresh-rate", "0.7"])
+    args.num_warmup, args.num_samples = 10, 90
+    kernel = pipeline.make_kernel(args, lambda x, y: None, None, None, None)
+    assert isinstance(kernel, kind)
+    if sampler == "bps":  # one scale: the geometric mean
+        assert_allclose(kernel._reference.factor, 2)
+    else:
+        assert_allclose(kernel._reference.factor, [1, 4])
+    if sampler == "sgld":  # falls to zero with the last of 50 gradients a draw
+        assert_allclose([kernel._step_size(i) for i in (0, 2500, 5000)], [0.1, 0.05, 0])
+    elif kind in (SGLD, SGHMC):
+        assert kernel._step_size == 0.1
+    else:
+        assert kernel._draw_time == 0.3 and kernel._sampler.refresh_rate == 0.7
 
 
 def test_no_sampler(directory, tmp_path):
