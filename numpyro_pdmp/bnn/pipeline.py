@@ -83,7 +83,8 @@ def defaults(data: str) -> dict[str, Any]:
     if data == "digits":
         return {"network": "lenet5", "num_samples": 200, **small}
     if data in ("mnist", "fashion_mnist"):
-        return {"network": "lenet5", "num_samples": 200, **small, "batch_size": 500}
+        many = {"batch_size": 500, "map_steps": 2000, "num_warmup": 60}
+        return {"network": "lenet5", "num_samples": 100, **many}
     if data in ("svhn", "cifar10", "cifar100"):
         many = {"batch_size": 256, "map_steps": 3000, "num_warmup": 50}
         return {"network": "resnet20", "num_samples": 100, **many}
