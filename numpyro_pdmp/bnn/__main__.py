@@ -40,7 +40,13 @@ def parser() -> argparse.ArgumentParser:
     add("--out", required=True, help="directory for the results")
     add("--force", action="store_true", help="delete the results that are in --out")
     add("--seed", type=int, default=0)
-    add("--prior", default="fan_in", help="normal, fan_in, or a standard deviation")
+    add(
+        "--prior",
+        choices=("normal", "fan_in"),
+        default="fan_in",
+        help="of all weights alike, or narrower for those with many inputs",
+    )
+    add("--prior-scale", type=float, default=2.0, help="standard deviation of it")
     add("--batch-size", type=int, help="rows of a mini-batch")
     add("--map-steps", type=int, help="steps of Adam to the mode")
     add("--learning-rate", type=float, default=0.01, help="of Adam, at first")

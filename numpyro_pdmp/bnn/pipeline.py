@@ -129,11 +129,11 @@ def make_model(args: Namespace, data: Data) -> tuple[Data, Any, Callable]:
     """Data in the shape for the network, the network, and the model."""
     train, test = [for_network(args.network, x) for x in (data.x_train, data.x_test)]
     data = data._replace(x_train=train, x_test=test)
-    prior = args.prior
-    try:
-        prior = float(prior)
-    except ValueError:
-        pass
+    priors: dict[str, Callable] = {
+        "normal": models.normal_prior,
+        "fan_in": models.fan_in_prior,
+    }
+    prior = priors[args.prior](args.prior_scale)
     network = getattr(networks, args.network)(data.num_classes or 1)
     if data.num_classes is None:
         return data, network, models.regression(network, prior, dist.HalfNormal(1.0))
@@ -415,6 +415,7 @@ def run(args: Namespace) -> dict[str, Any]:
     data, network, model = make_model(args, data)
     if outside is not None:
         outside = for_network(args.network, outside)
+    args.batch_size = min(args.batch_size, len(data.x_train))
     weights = networks.num_params(network, data.x_train[:1].shape)
     say(
         f"{data.name}: {len(data.x_train)} rows to train on, {len(data.x_test)} to "
