@@ -91,7 +91,7 @@ def traces(rng):
         warnings.simplefilter("ignore")  # of the first component's drift
         components = principal_components(scale * values)
     plots.component_traces(components, axes[0])
-    labels = [f"component {i + 1}" for i in components.index]
+    labels = [f"component {i + 1}" for i in components.which]
     plots.acf(components.scores, axes[1], labels=labels, max_lag=60)
     return figure
 

@@ -3,7 +3,7 @@
 
 """Runs whose draws come in chunks, for what should not wait or be kept in memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
@@ -71,14 +71,16 @@ def run_chunks(
     yield_warmup: bool = False,
     progress_bar: bool | None = None,
     **kwargs: Any,
-) -> Iterator[Chunk]:
+) -> Generator[Chunk, Any, None]:
     """Sample, and yield the draws of every chunk as soon as it is done.
 
     The draws are those of ``MCMC(sampler, ..., chain_method="vectorized")``, but no
     more than a chunk of them is in memory, and only those that ``thinning`` keeps ever
     leave the loop. One program is compiled for warm-up and all chunks. To go on from
     a chunk, in this process or another one, give its ``state`` and ``step`` with
-    otherwise equal arguments: what follows is the same to the last bit.
+    otherwise equal arguments: what follows is the same to the last bit. A state that
+    is given to the generator's ``send`` replaces its own, to change what it holds, such
+    as ``adapt_state.draw_time``, between chunks.
 
     :param sampler: a kernel, or an ``MCMC`` object, which gives the numbers below that
         are not given. Its chain method is not used: chains are vectorised.
@@ -237,10 +239,10 @@ def _chunks(
             step += stride
             show("warmup")
             if yield_warmup:
-                yield as_chunk(buffer, 0, state, step)
+                state = (yield as_chunk(buffer, 0, state, step)) or state
         while step < end:
             num = min(chunk, (end - step) // thinning)
             state, buffer = compiled(state, num, thinning)
             step += num * thinning
             show("sample")
-            yield as_chunk(buffer, num, state, step)
+            state = (yield as_chunk(buffer, num, state, step)) or state

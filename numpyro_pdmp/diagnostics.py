@@ -4,6 +4,7 @@
 """A verdict on a finished run, in plain language."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -147,8 +148,26 @@ def check(mcmc: MCMC) -> Report:
             f"{mcmc!r} with sampler {type(mcmc.sampler).__name__}; call `mcmc.run` "
             "first."
         )
-    state, kernel = mcmc.last_state, mcmc.sampler
-    samples = mcmc.get_samples(group_by_chain=True)
+    return report_run(
+        mcmc.sampler,
+        mcmc.last_state,
+        mcmc.get_samples(group_by_chain=True),
+        mcmc.get_extra_fields().get("diverging", 0),
+        mcmc.thinning,
+    )
+
+
+def report_run(
+    kernel: Any, state: Any, samples: Any, diverging: Any, thinning: int = 1
+) -> Report:
+    """As :func:`check`, for a run in chunks.
+
+    :param kernel: the kernel.
+    :param state: its last state, as of the last :class:`~numpyro_pdmp.Chunk`.
+    :param samples: draws of some or all sites, ``(chains, draws, ...)``.
+    :param diverging: whether each draw is, for all of them.
+    :param thinning: steps of the chain between these draws.
+    """
     latent = state.z if isinstance(samples, dict) else {"z": state.z}
     samples = samples if isinstance(samples, dict) else {"z": samples}
     ess: list[float] = []
@@ -165,25 +184,24 @@ def check(mcmc: MCMC) -> Report:
         lambda a: np.asarray(a).reshape(-1, a.shape[-1]), state.totals
     )
     total = jax.tree.map(lambda a: a.sum(0), chains)
-    num_chains = mcmc.num_chains
     num_draws = next(iter(samples.values())).shape[:2]
     steps = np.sum(state.i - state.adapt_state.num_warmup)
     proposals = max(total.num_proposals, 1)
     min_ess = float(np.min(ess)) if ess else float("nan")
     # Only the draws of the last run are at hand, and all steps since warm-up counted.
-    share = num_draws[0] * num_draws[1] * mcmc.thinning / max(steps, 1)
+    share = num_draws[0] * num_draws[1] * thinning / max(steps, 1)
     adapted, scheme = state.adapt_state, kernel._scheme
     target = kernel._target_violation if scheme.tunes_offset else float("nan")
     events = total.num_refreshments + total.num_bounces
     report = Report(
         num_draws=num_draws[0] * num_draws[1],
-        num_chains=num_chains,
+        num_chains=num_draws[0],
         num_grad=total.num_grad / max(steps, 1),
         violation_rate=total.num_violations / proposals,
         excess=total.sum_excess / max(total.num_violations, 1),
         acceptance=total.sum_ratio / proposals,
         nonfinite=int(total.num_nonfinite),
-        diverging=int(np.sum(mcmc.get_extra_fields().get("diverging", 0))),
+        diverging=int(np.sum(diverging)),
         max_r_hat=float(np.max(r_hat)) if r_hat else float("nan"),
         min_ess=min_ess,
         grad_per_ess=share * total.num_grad / min_ess,

@@ -20,6 +20,7 @@ import optax
 from numpyro.infer import init_to_uniform
 from numpyro.optim import Minimize, _NumPyroOptim
 from numpyro_pdmp.batch import random_batch
+from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.hessian import (
     DENSE_DIMENSIONS,
     dense_factor,
@@ -133,7 +134,7 @@ class _Optimizer(NamedTuple):
 
 
 def _evaluate(fn: Callable, params: Any, state: Any) -> tuple:
-    return jax.value_and_grad(fn)(params)
+    return fast_in_loops(jax.value_and_grad(fn))(params)
 
 
 def _lbfgs() -> _Optimizer:
@@ -335,7 +336,10 @@ def find_map(
     def evaluate(args, kwargs, params):
         potential_fn = batch_potential(model, args, kwargs, plates)
         keys = random.split(key_value, EVALUATION_BATCHES if subsampled else 1)
-        every = lax.map(lambda key: jax.value_and_grad(potential_fn)(params, key), keys)
+        every = lax.map(
+            lambda key: fast_in_loops(jax.value_and_grad(potential_fn))(params, key),
+            keys,
+        )
         value, grad = jax.tree.map(lambda x: jnp.mean(x, axis=0), every)
         return value, ravel_pytree(grad)[0]
 

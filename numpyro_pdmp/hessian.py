@@ -14,6 +14,7 @@ from numpyro.distributions import Unit
 from numpyro.handlers import block, seed, trace
 from numpyro.infer.util import _unconstrain_params
 from numpyro_pdmp.batch import random_batch
+from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.initialize import check_sites, jit_arrays
 from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.subsample import as_jax_rows, model_layout, with_batch
@@ -28,7 +29,7 @@ DENSE_DIMENSIONS = 256
 def _product(potential_fn: Callable, x: Array) -> Callable[[Array], Array]:
     """Product of the Hessian at ``x`` with a vector."""
     grad_fn = jax.grad(potential_fn)
-    return lambda v: jax.jvp(grad_fn, (x,), (v,))[1]
+    return fast_in_loops(lambda v: jax.jvp(grad_fn, (x,), (v,))[1])
 
 
 def hutchinson_diagonal(
@@ -48,7 +49,7 @@ def hutchinson_diagonal(
     :param x: where.
     :param rng_key: random key.
     :param num_probes: number of vectors.
-    :param chunk: products computed at once.
+    :param chunk: products computed at once, up to 1024 dimensions.
     """
 
     def probe(key):
@@ -57,10 +58,33 @@ def hutchinson_diagonal(
         return v * _product(lambda x: potential_fn(x, key_batch), x)(v)
 
     keys = random.split(rng_key, num_probes)
-    every = lax.map(probe, keys, batch_size=min(chunk, num_probes))
-    # One probe says nothing of its error.
-    spread = jnp.std(every, axis=0, ddof=1) if num_probes > 1 else jnp.zeros_like(x)
-    return jnp.mean(every, axis=0), spread / num_probes**0.5
+    mean, variance = _mean_and_variance(probe, keys, x, chunk)
+    return mean, jnp.sqrt(variance / num_probes)
+
+
+def _mean_and_variance(
+    probe: Callable[[Array], Array], keys: Array, x: Array, chunk: int
+) -> tuple[Array, Array]:
+    """Over keys; one key says nothing of the variance, which is then zero."""
+    num = len(keys)
+    if x.size <= EXACT_DIMENSIONS:
+        every = lax.map(probe, keys, batch_size=min(chunk, num))
+        variance = jnp.var(every, axis=0, ddof=1) if num > 1 else jnp.zeros_like(x)
+        return jnp.mean(every, axis=0), variance
+
+    # Of a network even one probe may fill the memory: Welford's sums, one by one.
+    def step(carry, item):
+        mean, squares = carry
+        count, key = item
+        value = probe(key)
+        delta = value - mean
+        mean += delta / count
+        return (mean, squares + delta * (value - mean)), None
+
+    counts = jnp.arange(1, num + 1, dtype=x.dtype)
+    zero = jnp.zeros_like(x), jnp.zeros_like(x)
+    (mean, squares), _ = lax.scan(step, zero, (counts, keys))
+    return mean, squares / max(num - 1, 1)
 
 
 def hessian_diagonal(
@@ -82,7 +106,7 @@ def hessian_diagonal(
         1024 dimensions.
     :param num_probes: number of random probes.
     :param rng_key: for the probes. Default: a fixed one.
-    :param chunk: products computed at once.
+    :param chunk: products computed at once, up to 1024 dimensions.
     """
     if method not in ("auto", "exact", "hutchinson"):
         raise ValueError(
@@ -245,7 +269,7 @@ def fisher_diagonal(
         ``sqrt(2 / num_probes)``.
     :param batch: batch size in place of that of the only subsampled plate.
     :param rng_key: for probes and batches. Default: a fixed one.
-    :param chunk: probes computed at once.
+    :param chunk: probes computed at once, up to 1024 dimensions.
     :return: one value per dimension, in the order of ``ravel_pytree(params)``.
     """
     kwargs = {} if model_kwargs is None else model_kwargs
@@ -297,10 +321,10 @@ def fisher_diagonal(
                     total += jnp.sum(jnp.sqrt(scale) * sign * log_prob)
                 return total
 
-            return jnp.square(jax.grad(signed)(x))
+            return jnp.square(fast_in_loops(jax.grad(signed))(x))
 
         keys = random.split(key_likelihood, num_probes)
-        every = lax.map(probe, keys, batch_size=min(chunk, num_probes))
+        information, _ = _mean_and_variance(probe, keys, x, chunk)
         prior = hessian_diagonal(
             lambda x: -log_probs(args, kwargs, x, key_prior)[1],
             x,
@@ -308,7 +332,7 @@ def fisher_diagonal(
             rng_key=key_prior,
             chunk=chunk,
         )
-        return prior + jnp.mean(every, axis=0)
+        return prior + information
 
     key = random.key(0) if rng_key is None else rng_key
     return jit_arrays(estimate, *as_jax_rows((model_args, kwargs), plates))(x, key)

@@ -34,6 +34,7 @@ from numpyro.infer.util import (
     unconstrain_fn,
 )
 from numpyro_pdmp.batch import Batch, Plates, random_batch
+from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.host_rows import HostRows, recorded_calls
 from numpyro_pdmp.potential import _validate, latent_sites
 
@@ -41,6 +42,11 @@ from numpyro_pdmp.potential import _validate, latent_sites
 CHUNK_SIZE = 2**14
 #: the same for models of more dimensions than this: a network has many values per row
 SMALL_MODEL, LARGE_MODEL_CHUNK = 1024, 2**10
+
+
+def is_small(shapes: Any) -> bool:
+    """Whether a model with sites of these shapes is no network to speak of."""
+    return sum(a.size for a in jax.tree.leaves(shapes)) <= SMALL_MODEL
 
 
 class WeightedRows(NamedTuple):
@@ -197,7 +203,7 @@ class SubsampledModel:
     @property
     def is_small(self) -> bool:
         """Whether a row is expected to need little memory and time."""
-        return sum(a.size for a in self.shapes.values()) <= SMALL_MODEL
+        return is_small(self.shapes)
 
     @property
     def chunk_size(self) -> int:
@@ -379,7 +385,7 @@ class SubsampledModel:
 
     def full_gradient(self, z: Any, chunk_size: int | None = None) -> tuple[Array, Any]:
         """Potential energy of all data and its gradient."""
-        both = jax.value_and_grad(self.potential_fn)
+        both = fast_in_loops(jax.value_and_grad(self.potential_fn))
         return self.over_all_data(partial(both, z), chunk_size)
 
     # Rows one by one

@@ -18,6 +18,7 @@ from numpyro_pdmp.control_variates import (
     gradient,
     value,
 )
+from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.descent import find_start, laplace_scale
 from numpyro_pdmp.hessian import dense_factor
 from numpyro_pdmp.importance import RUNS, Importance, weighted_plates, weighted_rows
@@ -26,7 +27,12 @@ from numpyro_pdmp.potential import ModelFunctions, gradient_fn
 from numpyro_pdmp.process.batches import (
     BatchSource,
 )
-from numpyro_pdmp.subsample import SubsampledModel, pilot_batch, with_batch
+from numpyro_pdmp.subsample import (
+    SubsampledModel,
+    is_small,
+    pilot_batch,
+    with_batch,
+)
 
 #: rows of each plate on which a start is looked for
 PILOT_ROWS = 2**12
@@ -92,6 +98,8 @@ def make_target(
             return functions.potential_fn(unravel(x))
 
         grad_fn = gradient_fn(potential_fn, forward_mode, hard_walls)
+        if functions.shapes is not None and not is_small(functions.shapes):
+            grad_fn = fast_in_loops(grad_fn)
         return Target(grad_fn, potential_fn, None)
     grad = jax.jacfwd if forward_mode else jax.grad
     plates = model.plates
@@ -112,8 +120,12 @@ def make_target(
         next_batch,
         max((r.prefetch for rows in model.host_rows.values() for r in rows), default=0),
     )
+
+    def batch_gradient(x, batch, *ahead):
+        return gradient(model, x, batch, control, grad, ahead)
+
     return Target(
-        lambda x, batch, *ahead: gradient(model, x, batch, control, grad, ahead),
+        batch_gradient if model.is_small else fast_in_loops(batch_gradient),
         lambda x, batch: value(model, x, batch, control),
         source,
     )

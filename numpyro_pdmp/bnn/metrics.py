@@ -85,7 +85,7 @@ class Reliability(NamedTuple):
 
     confidence: Array  # (bins,) mean probability of the predicted class
     accuracy: Array  # (bins,) share of right predictions
-    count: Array  # (bins,) rows
+    num_rows: Array  # (bins,)
     edges: Array  # (bins + 1,) of the confidence
 
 
@@ -136,8 +136,8 @@ def ece(
     differences in each bin, so compare values of equal numbers of rows and bins.
     """
     bins = reliability(probs, labels, num_bins, mass)
-    gap = jnp.where(bins.count > 0, jnp.abs(bins.accuracy - bins.confidence), 0)
-    return jnp.sum(bins.count * gap) / jnp.sum(bins.count)
+    gap = jnp.where(bins.num_rows > 0, jnp.abs(bins.accuracy - bins.confidence), 0)
+    return jnp.sum(bins.num_rows * gap) / jnp.sum(bins.num_rows)
 
 
 def entropy(probs: ArrayLike) -> Array:

@@ -41,7 +41,7 @@ class Components(NamedTuple):
 
     scores: np.ndarray  # (chains, draws, components)
     variances: np.ndarray  # (components,) of the draws along them
-    index: tuple[int, ...]  # which ones, from 0 for the largest variance
+    which: tuple[int, ...]  # from 0 for the largest variance
     mixing: Mixing
     drifts: bool  # whether a chain's first component here is at the floor of a trend
 

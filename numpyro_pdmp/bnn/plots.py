@@ -117,7 +117,7 @@ def reliability_diagram(bins: Mapping[str, Reliability] | Reliability, ax: Any) 
     for (name, one), colour, style in zip(
         several.items(), COLOURS, STYLES, strict=False
     ):
-        count = np.asarray(one.count)
+        count = np.asarray(one.num_rows)
         filled = count > 0
         sizes = 8 + 90 * np.sqrt(count / count.sum())[filled]
         points = np.asarray(one.confidence)[filled], np.asarray(one.accuracy)[filled]
@@ -196,15 +196,15 @@ def component_traces(components: Components, ax: Any) -> Any:
     """
     scores = components.scores / np.sqrt(np.maximum(components.variances, 1e-300))
     shift = 7.5
-    for k, index in enumerate(components.index):
+    for k, index in enumerate(components.which):
         for chain in scores[..., k]:
             ax.plot(chain - shift * k, color=COLOURS[k % 6], lw=0.8, alpha=0.8)
         ess = components.mixing.ess[k]
         ax.text(0, 3.2 - shift * k, f"component {index + 1}: ESS {ess:.1f}", fontsize=8)
-    ax.set_yticks([-shift * k for k in range(len(components.index))])
-    ax.set_yticklabels([f"{i + 1}" for i in components.index])
+    ax.set_yticks([-shift * k for k in range(len(components.which))])
+    ax.set_yticklabels([f"{i + 1}" for i in components.which])
     ax.set(xlabel="draw", ylabel="principal component")
-    ax.set_ylim(-shift * (len(components.index) - 1) - 3.5, 4.6)
+    ax.set_ylim(-shift * (len(components.which) - 1) - 3.5, 4.6)
     return ax
 
 

@@ -292,11 +292,10 @@ class StreamingPrediction:
         if self.sums is None:
             raise ValueError("There are no draws to predict from; call `update` first.")
         total = self.sums.weight[0]
-        sums: Sums = jax.tree.map(
-            lambda a: a.reshape(-1, *a.shape[2:])[: self._rows],
-            self.sums._replace(weight=None),
-        )
-        variance, noise, entropy = sums.spread / total, sums.noise, None
+        sums = self.sums._replace(weight=self.sums.weight[:, None])
+        sums = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: self._rows], sums)
+        variance, entropy = sums.spread / total, None
+        noise: Any = sums.noise
         if sums.entropy is not None:
             # Of the indicator of a class, given the weights: E p - E p^2.
             noise = sums.mean * (1 - sums.mean) - variance

@@ -27,7 +27,7 @@ def test_by_hand():
     assert_allclose(metrics.brier(PROBS, LABELS), squares, rtol=1e-6)
     # Five bins: (.4, .6] has .55, (.6, .8] has .8 and .7, (.8, 1] has .9.
     bins = metrics.reliability(PROBS, LABELS, num_bins=5)
-    assert bins.count.tolist() == [0, 0, 1, 2, 1]
+    assert bins.num_rows.tolist() == [0, 0, 1, 2, 1]
     assert_allclose(bins.confidence, [np.nan, np.nan, 0.55, 0.75, 0.9], rtol=1e-6)
     assert_allclose(bins.accuracy, [np.nan, np.nan, 1, 0.5, 1])
     expected = (0.45 + 2 * 0.25 + 0.1) / 4
@@ -95,7 +95,7 @@ def test_calibrated_predictions_have_no_ece():
         sharp = probs**2 / (probs**2).sum(-1, keepdims=True)
         assert metrics.ece(sharp, labels, mass=mass) > 0.1
     bins = metrics.reliability(probs, labels, num_bins=16, mass="mass")
-    assert set(bins.count.tolist()) == {1250}
+    assert set(bins.num_rows.tolist()) == {1250}
 
 
 def test_entropies_add_up():
