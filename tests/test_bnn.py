@@ -29,6 +29,7 @@ from numpyro_pdmp import (
     find_map,
     laplace_reference,
 )
+from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.importance import row_spreads, row_variance
 from numpyro_pdmp.subsample import SubsampledModel
 
@@ -199,17 +200,17 @@ def test_pipeline_on_digits(tmp_path):
         random.key(1),
         x,
         y,
-        256,
+        128,
         init_params=start,
-        num_steps=300,
+        num_steps=200,
         progress_bar=False,
     )
     found.save(tmp_path / "map.npz")
     again = MAP.load(tmp_path / "map.npz")
     jax.tree.map(np.testing.assert_array_equal, again, found)
-    assert again.converged is None and again.num_steps == 300
+    assert again.converged is None and again.num_steps == 200
     reference = laplace_reference(
-        model, again, x, y, 256, kind="diagonal", gamma=0.1, num_probes=16
+        model, again, x, y, 128, kind="diagonal", gamma=0.1, num_probes=16
     )
 
     def accuracy(samples):
@@ -223,21 +224,23 @@ def test_pipeline_on_digits(tmp_path):
 
     flat = bnn.categorical(network, prior="flat")
     preset = bnn.presets["mnist"]["boomerang"]
-    options = {"inverse_mass_matrix": 1e-4, "center": again.params}
+    # Short of their draw time, most of them: it is the way that is tested.
+    short = {"max_grad": 10, "control_variates": None}
+    options = {"inverse_mass_matrix": 1e-4, "center": again.params, **short}
     for kernel in (
-        Boomerang(flat, reference=reference, **preset),
+        Boomerang(flat, reference=reference, **preset, **short),
         SigmaBPS(model, **options),
-        ZigZag(model, reference=reference),
+        ZigZag(model, reference=reference, **short),
     ):
         mcmc = MCMC(
             kernel,
-            num_warmup=20,
-            num_samples=20,
+            num_warmup=10,
+            num_samples=10,
             num_chains=2,
             chain_method="vectorized",
             progress_bar=False,
         )
-        mcmc.run(random.key(2), x, y, 256, init_params=again.init_params(2))
+        mcmc.run(random.key(2), x, y, 128, init_params=again.init_params(2))
         assert accuracy(mcmc.get_samples()) > 0.9
         moved = mcmc.get_samples()["net.linear.w"] - again.params["net.linear.w"]
         assert jnp.all(jnp.any(moved != 0, axis=(1, 2)))
@@ -253,3 +256,26 @@ def test_file_that_is_no_map(tmp_path):
     np.savez(tmp_path / "other.npz", x=np.ones(3))
     with pytest.raises(ValueError, match="not written by `MAP.save`"):
         MAP.load(tmp_path / "other.npz")
+
+
+def test_convolutions_are_fast_in_loops():
+    """All of them in the layout for which XLA has a routine, and the same numbers."""
+    network = bnn.digits_cnn(3)
+    x = random.normal(random.key(0), (4, 8, 8, 2))
+    params = network.init(random.key(1), x)
+
+    def loss(params):
+        return jnp.sum(jnp.square(network.apply(params, x)))
+
+    def product(params):
+        return jax.jvp(jax.grad(loss), (params,), (params,))[1]
+
+    for fn in (jax.grad(loss), product):
+        fast = fast_in_loops(fn)
+        jax.tree.map(np.testing.assert_array_equal, fast(params), fn(params))
+        jaxpr = str(jax.make_jaxpr(fast)(params))
+        layouts = re.findall(r"lhs_spec=([^)]*\)).*?rhs_spec=([^)]*\))", jaxpr, re.S)
+        assert len(layouts) > 4
+        assert set(layouts) == {("(0, 3, 1, 2)", "(3, 2, 0, 1)")}
+    shape = jax.eval_shape(fast_in_loops(lambda x: {"a": x + 1}), 1.0)
+    assert shape["a"].shape == ()
