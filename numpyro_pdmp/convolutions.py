@@ -105,7 +105,8 @@ def fast_in_loops(fn: Callable) -> Callable:
 
     Convolutions inside of loops, conditions or checkpoints of ``fn`` stay as they are.
 
-    :param fn: a function of arrays that is differentiated no further.
+    :param fn: a function of arrays that is differentiated no further but in forward
+        mode.
     """
 
     def wrapped(*args):
