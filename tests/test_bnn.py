@@ -3,6 +3,7 @@
 
 """Networks, models and presets of Bayesian neural networks."""
 
+from functools import partial
 from pathlib import Path
 import re
 
@@ -15,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 import numpyro.distributions as dist
-from numpyro.handlers import seed, trace
+from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import MCMC
 from numpyro.infer.util import log_density
 from numpyro_pdmp import (
@@ -29,6 +30,7 @@ from numpyro_pdmp import (
     find_map,
     laplace_reference,
 )
+from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.importance import row_spreads, row_variance
 from numpyro_pdmp.subsample import SubsampledModel
 
@@ -184,72 +186,105 @@ def test_noise_of_a_large_model_is_that_of_all_rows():
     assert abs(float(found[0] / expected) - 1) < 0.4
 
 
-def test_pipeline_on_digits(tmp_path):
-    """MAP, reference, and all kernels on mini-batches of a convolutional network."""
+@pytest.fixture(scope="module")
+def digits():
+    """Data, network and MAP estimate of a convolutional network."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    x = jnp.asarray(x.reshape(-1, 8, 8, 1) / 16, jnp.float32)
-    y = jnp.asarray(y)
+    data = jnp.asarray(x.reshape(-1, 8, 8, 1) / 16, jnp.float32), jnp.asarray(y), 128
     network = bnn.digits_cnn()
-    model = bnn.categorical(network)
-    start = bnn.initial_params(network, x, random.key(0))
-    found = find_map(
-        model,
+    mode = find_map(
+        bnn.categorical(network),
         random.key(1),
-        x,
-        y,
-        256,
-        init_params=start,
-        num_steps=300,
+        *data,
+        init_params=bnn.initial_params(network, data[0], random.key(0)),
+        num_steps=200,
         progress_bar=False,
     )
-    found.save(tmp_path / "map.npz")
-    again = MAP.load(tmp_path / "map.npz")
-    jax.tree.map(np.testing.assert_array_equal, again, found)
-    assert again.converged is None and again.num_steps == 300
-    reference = laplace_reference(
-        model, again, x, y, 256, kind="diagonal", gamma=0.1, num_probes=16
+    return data, network, mode
+
+
+#: short of their draw time, most draws: it is the way that is tested
+SHORT = {"max_grad": 10, "control_variates": None}
+
+
+def run_on_digits(kernel, digits):
+    """Two vectorised chains on mini-batches; they move, and classify well."""
+    (x, y, _), network, mode = digits
+    mcmc = MCMC(
+        kernel,
+        num_warmup=10,
+        num_samples=10,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
     )
+    mcmc.run(random.key(2), *digits[0], init_params=mode.init_params(2))
+    samples = mcmc.get_samples()
+    moved = samples["net.linear.w"] - mode.params["net.linear.w"]
+    assert jnp.all(jnp.any(moved != 0, axis=(1, 2)))
 
-    def accuracy(samples):
-        def logits(draw):
-            return (
-                trace(seed(substituted(model, draw), 0)).get_trace(x)["y"]["fn"].logits
-            )
+    @jax.jit
+    def probabilities(draw):
+        model = substitute(bnn.categorical(network), data=draw)
+        logits = trace(seed(model, 0)).get_trace(x)["y"]["fn"].logits
+        return jax.nn.softmax(logits)
 
-        mean = jnp.mean(jax.nn.softmax(jax.lax.map(logits, samples)), 0)
-        return float(jnp.mean(jnp.argmax(mean, -1) == y))
+    mean = sum(probabilities({k: v[i] for k, v in samples.items()}) for i in range(20))
+    assert jnp.mean(jnp.argmax(mean, -1) == y) > 0.9
 
+
+def test_pipeline_on_digits(digits, tmp_path):
+    """The paper's way: MAP, kept in a file, its curvature as reference, Boomerang."""
+    data, network, mode = digits
+    mode.save(tmp_path / "map.npz")
+    again = MAP.load(tmp_path / "map.npz")
+    jax.tree.map(np.testing.assert_array_equal, again, mode)
+    assert again.converged is None and again.num_steps == 200
     flat = bnn.categorical(network, prior="flat")
+    reference = laplace_reference(flat, again, *data, gamma=0.1, num_probes=16)
+    assert reference.factor.shape == (1898,)
     preset = bnn.presets["mnist"]["boomerang"]
-    options = {"inverse_mass_matrix": 1e-4, "center": again.params}
-    for kernel in (
-        Boomerang(flat, reference=reference, **preset),
-        SigmaBPS(model, **options),
-        ZigZag(model, reference=reference),
-    ):
-        mcmc = MCMC(
-            kernel,
-            num_warmup=20,
-            num_samples=20,
-            num_chains=2,
-            chain_method="vectorized",
-            progress_bar=False,
-        )
-        mcmc.run(random.key(2), x, y, 256, init_params=again.init_params(2))
-        assert accuracy(mcmc.get_samples()) > 0.9
-        moved = mcmc.get_samples()["net.linear.w"] - again.params["net.linear.w"]
-        assert jnp.all(jnp.any(moved != 0, axis=(1, 2)))
+    run_on_digits(Boomerang(flat, reference=reference, **preset, **SHORT), digits)
 
 
-def substituted(model, draw):
-    from numpyro.handlers import substitute
-
-    return substitute(model, data=draw)
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [BPS, SigmaBPS, ZigZag])
+def test_other_kernels_on_digits(kernel, digits):
+    model = bnn.categorical(digits[1])
+    options = {"inverse_mass_matrix": 1e-4, "center": digits[2].params, **SHORT}
+    run_on_digits(kernel(model, **options), digits)
 
 
 def test_file_that_is_no_map(tmp_path):
     np.savez(tmp_path / "other.npz", x=np.ones(3))
     with pytest.raises(ValueError, match="not written by `MAP.save`"):
         MAP.load(tmp_path / "other.npz")
+
+
+def test_convolutions_are_fast_in_loops():
+    """All of them in the layout for which XLA has a routine, and the same numbers."""
+    network = bnn.digits_cnn(3)
+    x = random.normal(random.key(0), (4, 8, 8, 2))
+    params = network.init(random.key(1), x)
+
+    def loss(params):
+        return jnp.sum(jnp.square(network.apply(params, x)))
+
+    def product(params):
+        return jax.jvp(jax.grad(loss), (params,), (params,))[1]
+
+    for fn in (jax.grad(loss), product):
+        fast = fast_in_loops(fn)
+        jax.tree.map(np.testing.assert_array_equal, fast(params), fn(params))
+        jaxpr = str(jax.make_jaxpr(fast)(params))
+        layouts = re.findall(r"lhs_spec=([^)]*\)).*?rhs_spec=([^)]*\))", jaxpr, re.S)
+        assert len(layouts) > 4
+        assert set(layouts) == {("(0, 3, 1, 2)", "(3, 2, 0, 1)")}
+    # As schemes that use slopes do.
+    slope = jax.jvp(fast_in_loops(jax.grad(loss)), (params,), (params,))[1]
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    jax.tree.map(close, slope, product(params))
+    shape = jax.eval_shape(fast_in_loops(lambda x: {"a": x + 1}), 1.0)
+    assert shape["a"].shape == ()
