@@ -36,9 +36,7 @@ class Moments(NamedTuple):
     moving: Array | None = None  # (2, d) as lag, of a sticky path's indicators: m, m m'
 
 
-def zero_moments(
-    scale: AnyScale, num_rows: int = 0, sticky: bool = False
-) -> Moments:
+def zero_moments(scale: AnyScale, num_rows: int = 0, sticky: bool = False) -> Moments:
     """Empty sums, of the form that ``scale`` needs."""
     dim, dtype = scale.center.size, scale.factor.dtype
     zero = jnp.zeros((), dtype)

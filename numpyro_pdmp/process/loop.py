@@ -26,6 +26,7 @@ gradient of its own.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 from jax import Array
@@ -119,7 +120,8 @@ def make_tick(
         new_refresh = sampler.refresh_time(u_refresh, refresh_rate)
 
         # The process, or what moves of it.
-        stuck, part = path.stuck, sampler
+        stuck: Any = path.stuck
+        part: Any = sampler
         if sticky is not None:
             part = sticky.part(stuck.frozen)
 
@@ -316,7 +318,7 @@ def make_tick(
         if sticky is not None:
             switches = (switched | switched_here) & ~refreshes
             event = jnp.where(switches, STICKY, event)
-            stuck = Stuck(frozen, path.stuck.frozen, t_sticky, which_sticky)
+            stuck = Stuck(frozen, stuck.frozen, t_sticky, which_sticky)
         event = jnp.where(accepted, BOUNCE, jnp.where(reverse, REVERSAL, event))
         if batches is not None:
             batches = batches._replace(used=event != NO_EVENT)
