@@ -20,8 +20,8 @@ points between two evaluated ones, so a draw costs no gradient of its own. Nothi
 nested: under ``vmap`` every chain does useful work in every tick.
 
 On a sticky path (:mod:`~numpyro_pdmp.process.sticky`) the time of the next freezing or
-thawing is known, like that of a refreshment: windows end there, and it costs no
-gradient of its own.
+thawing is known, like that of a refreshment: windows end there, and a gradient of the
+look-ahead serves both sides of it.
 """
 
 from collections.abc import Callable

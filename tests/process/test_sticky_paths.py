@@ -80,7 +80,9 @@ def make_run(name):
             kappa=kappa,
         )[0]
 
-    return jax.jit(jax.vmap(run, in_axes=(0, None)))
+    # Short runs: compiling them takes longer than they do.
+    options = {"xla_backend_optimization_level": 0}
+    return jax.jit(jax.vmap(run, in_axes=(0, None)), compiler_options=options)
 
 
 intact_run = cache(make_run)
