@@ -78,7 +78,9 @@ class Report:
         return "\n".join(lines + verdict)
 
 
-def _advice(report: Report, exact: bool, missed: bool, max_grad: int) -> list[str]:
+def _advice(
+    report: Report, exact: bool, missed: bool, max_grad: int, sticky: bool
+) -> list[str]:
     advice = []
     if exact and report.violation_rate > 0:
         advice.append(
@@ -114,7 +116,13 @@ def _advice(report: Report, exact: bool, missed: bool, max_grad: int) -> list[st
             "The chains disagree (R-hat). Draw more, warm up longer, or look at the "
             "traces for several modes."
         )
-    if not report.min_ess >= ESS_LIMIT:
+    if not report.min_ess >= ESS_LIMIT and sticky:
+        advice.append(
+            "Too few effective draws of some entry. Of sticky ones that are seldom "
+            "other than zero this may be all right: see the errors of "
+            "`inclusion_probabilities`. Else draw more, or set a longer `draw_time`."
+        )
+    elif not report.min_ess >= ESS_LIMIT:
         advice.append(
             "Too few effective draws for reliable summaries. Draw more, use "
             "dense_mass=True, or reparameterise the model."
@@ -218,5 +226,6 @@ def report_run(
     allowed = max(MISSED_LIMIT, MISSED_TARGET * kernel._target_violation)
     missed = scheme.tunes_offset and surely / proposals > allowed
     exact = isinstance(scheme, ExactBound)
-    report.advice = _advice(report, exact, missed, kernel._max_grad)
+    sticky = kernel._sticky is not None
+    report.advice = _advice(report, exact, missed, kernel._max_grad, sticky)
     return report

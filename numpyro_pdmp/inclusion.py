@@ -29,7 +29,6 @@ def _inclusion(draws: np.ndarray) -> Inclusion:
     ess = np.full(probability.shape, np.nan)
     if included.shape[1] >= 4 and varies.any():
         ess[varies] = effective_sample_size(included[..., varies])
-    # Of NumPy's numbers only, so that entries that never change are not 0 / 0.
     mcse = np.sqrt(probability * (1 - probability) / ess)
     return Inclusion(probability, mcse, ess)
 
@@ -76,7 +75,8 @@ def inclusion_probabilities(
         known = sorted(getattr(data.sampler, "_sticky", None) or ())
     else:
         raise TypeError(
-            f"`data` must be an MCMC object or InferenceData, got {type(data).__name__}."
+            "`data` must be an MCMC object or InferenceData, got "
+            f"{type(data).__name__}."
         )
     names = known if sites is None else [sites] if isinstance(sites, str) else sites
     names = list(names)

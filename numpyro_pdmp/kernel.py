@@ -265,13 +265,13 @@ class PDMPKernel(ModelKernel):
         else:
             path, z = read_output(path, sampler, adapt_state.draw_time)
         x, stats, frozen = scale.position(z), path.stats, None
-        if kappa is not None:
+        if path.stuck is not None:
             events = self._record == "events"
             frozen = path.stuck.frozen if events else path.stuck.frozen_from
             x = jnp.where(frozen, 0, x)
         wanted = self._wants_energy(functions)
         energy = self._energy(target, path, x) if wanted else jnp.nan
-        if kappa is not None:  # the mass of the atoms
+        if frozen is not None:  # the mass of the atoms
             energy = energy + jnp.sum(jnp.where(frozen, jnp.log(kappa), 0))
         outside = ~jnp.isfinite(energy) & wanted
         first = state.i == adapt_state.num_warmup

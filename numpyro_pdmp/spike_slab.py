@@ -4,8 +4,8 @@
 r"""From a model and prior inclusion probabilities to the rates of a sticky path.
 
 A site with prior density :math:`s_i` (the *slab*) for each entry and an inclusion
-probability :math:`w_i` gets the prior :math:`w_i s_i + (1 - w_i)\delta_0`. With :math:`U`
-the potential energy of the model as it is, the posterior is
+probability :math:`w_i` gets the prior :math:`w_i s_i + (1 - w_i)\delta_0`. With
+:math:`U` the potential energy of the model as it is, the posterior is
 
 .. math:: e^{-U(x)} \prod_i \big(dx_i + \kappa_i^{-1} \delta_0(dx_i)\big), \qquad
     \kappa_i = \frac{w_i}{1 - w_i}\, s_i(0),
@@ -128,9 +128,9 @@ def _log_slabs(model: Callable, sites: list[str], args: tuple, kwargs: dict) -> 
     for name, others in eval_provenance(log_slabs, **latent).items():
         if others:
             raise ValueError(
-                f"`sticky`: the prior of site '{name}' depends on {sorted(others)}. Its "
-                "density at zero must be a constant: sample it from a fixed prior and "
-                "multiply, or use numpyro's `LocScaleReparam(0)` and "
+                f"`sticky`: the prior of site '{name}' depends on {sorted(others)}. "
+                "Its density at zero must be a constant: sample it from a fixed prior "
+                "and multiply, or use NumPyro's `LocScaleReparam(0)` and "
                 f"`sticky={{'{name}_decentered': ...}}`."
             )
     return log_slabs(**latent)
@@ -139,7 +139,7 @@ def _log_slabs(model: Callable, sites: list[str], args: tuple, kwargs: dict) -> 
 def thaw_rates(
     sticky: dict, model: Callable, z: dict, args: tuple, kwargs: dict | None
 ) -> Array:
-    r"""Rates :math:`\kappa` of thawing over the speed, for the flat vector of all sites.
+    r"""Rates :math:`\kappa` of thawing over the speed, for the flat vector of sites.
 
     :param sticky: inclusion probabilities by site.
     :param model: the model.

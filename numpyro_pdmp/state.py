@@ -31,7 +31,8 @@ State of a PDMP kernel. All counts are of one draw.
 
  - **i** - number of draws so far, warm-up included.
  - **z** - the draw: unconstrained values of the latent sites.
- - **potential_energy** - potential energy of the draw (NaN when not asked for).
+ - **potential_energy** - potential energy of the draw (NaN when not asked for); of a
+   sticky one with the mass of the atoms at zero.
  - **num_grad** - gradient evaluations.
  - **num_bounces** - events of the process that are not refreshments.
  - **num_refreshments** - refreshments of the velocity.

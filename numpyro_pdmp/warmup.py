@@ -17,7 +17,7 @@ freeze     after    once                 window and offset: averages over the fi
 ========== ======== ==================== =========================================
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -176,7 +176,7 @@ def tune(
     :param noisy: whether rates are estimates.
     """
     stats = jax.tree.map(lambda a: jnp.sum(a, 0), draws.stats)
-    dim: int | Array = state.scale.center.size
+    dim: Any = state.scale.center.size
     if draws.num_moving is not None:
         dim = jnp.maximum(jnp.mean(draws.num_moving), 1)
     tuning, bounce_rate = tune_envelope(
@@ -263,7 +263,7 @@ def tune_envelope(
     stats: Stats,
     elapsed: Array,
     target_violation: float,
-    dim: int | Array,
+    dim: Any,
     noisy: bool = False,
     gain: float | Array = GAIN,
 ) -> tuple[Tuning, Array]:

@@ -20,12 +20,13 @@ points between two evaluated ones, so a draw costs no gradient of its own. Nothi
 nested: under ``vmap`` every chain does useful work in every tick.
 
 On a sticky path (:mod:`~numpyro_pdmp.process.sticky`) the time of the next freezing or
-thawing is known, like that of a refreshment: windows end there, and it costs no
-gradient of its own.
+thawing is known, like that of a refreshment: windows end there, and a gradient of the
+look-ahead serves both sides of it.
 """
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 from jax import Array
@@ -119,7 +120,8 @@ def make_tick(
         new_refresh = sampler.refresh_time(u_refresh, refresh_rate)
 
         # The process, or what moves of it.
-        stuck, part = path.stuck, sampler
+        stuck: Any = path.stuck
+        part: Any = sampler
         if sticky is not None:
             part = sticky.part(stuck.frozen)
 
@@ -321,7 +323,7 @@ def make_tick(
         if sticky is not None:
             switches = (switched | switched_here) & ~refreshes
             event = jnp.where(switches, STICKY, event)
-            stuck = Stuck(frozen, path.stuck.frozen, t_sticky, which_sticky)
+            stuck = Stuck(frozen, stuck.frozen, t_sticky, which_sticky)
         event = jnp.where(accepted, BOUNCE, jnp.where(reverse, REVERSAL, event))
         if batches is not None:
             batches = batches._replace(used=event != NO_EVENT)

@@ -157,7 +157,7 @@ def _run(
         key_path, z, v, sampler, t_refresh, zero, scheme=scheme, stuck=stuck
     )
     size = num_events + 1
-    entries = (
+    entries: tuple[Array, ...] = (
         jnp.zeros(size, dtype),
         jnp.tile(z, (size, 1)),
         jnp.tile(v, (size, 1)),
@@ -178,7 +178,7 @@ def _run(
         # finished path stays as it is and writes beyond the arrays, which is dropped.
         going = unfinished(state)
         place = jnp.where(going, count + 1, size)
-        values = (elapsed, new.z, new.v, new.event)
+        values: tuple[Array, ...] = (elapsed, new.z, new.v, new.event)
         if new.stuck is not None:
             values = *values, new.stuck.frozen
         entries = tuple(
@@ -195,13 +195,13 @@ def _run(
     path, _, count, _, entries = lax.while_loop(
         unfinished, lambda state: lax.fori_loop(0, BLOCK, step, state), state
     )
-    elapsed, zs, vs, kinds, *frozen = entries
+    elapsed, zs, vs, kinds = entries[:4]
     # A path that ran out of ticks ends at its anchor, which the other entries repeat.
     last = jnp.minimum(jnp.arange(size), count + 1)
-    positions = jax.vmap(scale.position)(zs[last])
+    positions, frozen = jax.vmap(scale.position)(zs[last]), None
     if stuck is not None:
-        frozen = [frozen[0][last]]
-        positions = jnp.where(frozen[0], 0, positions)
+        frozen = entries[4][last]
+        positions = jnp.where(frozen, 0, positions)
     skeleton = Skeleton(
         durations=elapsed[1:],
         positions=positions,
@@ -209,7 +209,7 @@ def _run(
         kinds=kinds,
         center=scale.center,
         flow_name=sampler.flow_name,
-        frozen=frozen[0] if frozen else None,
+        frozen=frozen,
     )
     return skeleton, path.stats
 

@@ -3,6 +3,7 @@
 
 """Sticky paths spend the right share of time at zero, and broken ones do not."""
 
+from functools import cache
 import itertools
 
 import numpy as np
@@ -27,7 +28,7 @@ from numpyro_pdmp.process.motion import elliptic_flow, linear_flow
 from numpyro_pdmp.process.randomness import exponential
 from numpyro_pdmp.process.sticky import MovingPart, Sticky, hit_times
 
-CHAINS, EVENTS = 32, 2500
+CHAINS, EVENTS = 32, 2000
 # Two correlated coordinates, and one on its own.
 PRECISION = np.array([[1.5, 0.9, 0], [0.9, 1.2, 0], [0, 0, 0.6]], np.float32)
 MEAN = np.array([0.6, -0.8, 0.7], np.float32)
@@ -61,16 +62,13 @@ def enumerated():
     return included / total
 
 
-def shares(name, kappa=KAPPA):
-    """Shares of time in which coordinates move: mean over chains, and its error."""
+def make_run(name):
     sampler, scheme, scale = PROCESSES[name]
 
     def potential(x):  # a new function each time: what was compiled is not used again
         return 0.5 * (x - MEAN) @ PRECISION @ (x - MEAN)
 
-    @jax.jit
-    @jax.vmap
-    def run(rng_key):
+    def run(rng_key, kappa):
         return simulate(
             potential,
             sampler,
@@ -82,14 +80,24 @@ def shares(name, kappa=KAPPA):
             kappa=kappa,
         )[0]
 
-    path = run(random.split(random.PRNGKey(1), CHAINS))
+    # Short runs: compiling them takes longer than they do.
+    options = {"xla_backend_optimization_level": 0}
+    return jax.jit(jax.vmap(run, in_axes=(0, None)), compiler_options=options)
+
+
+intact_run = cache(make_run)
+
+
+def shares(run, kappa=KAPPA):
+    """Shares of time in which coordinates move: mean over chains, and its error."""
+    path = run(random.split(random.PRNGKey(1), CHAINS), kappa)
     share = np.asarray(jax.vmap(Skeleton.inclusion)(path))
     return path, share.mean(0), share.std(0) / CHAINS**0.5
 
 
 @pytest.mark.parametrize("name", PROCESSES)
 def test_time_at_zero(name):
-    path, share, error = shares(name)
+    path, share, error = shares(intact_run(name))
     assert (error < 0.01).all()
     # A path starts with everything moving, which is worth a few thousandths.
     np.testing.assert_array_less(np.abs(share - enumerated()), 4 * error + 0.004)
@@ -131,9 +139,11 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", [*BROKEN, "kappa"])
 def test_a_broken_path_is_noticed(what, monkeypatch):
+    run, kappa = intact_run("bps"), 2 * KAPPA
     if what in BROKEN:
         monkeypatch.setattr(*BROKEN[what])
-    _, share, error = shares("bps", KAPPA * (1 + (what == "kappa")))
+        run, kappa = make_run("bps"), KAPPA
+    _, share, error = shares(run, kappa)
     deviation = (np.abs(share - enumerated()) - 0.004) / error
     assert deviation.max() > 8
 
@@ -165,7 +175,8 @@ def test_exponential_clocks_choose_by_rate():
     sticky = Sticky(KAPPA, BouncyParticle(), SCALE)
     v, frozen = jnp.array([1.0, -2.0, 0.5]), jnp.array([True, True, False])
     zero = SCALE.whiten(jnp.zeros(3)).at[2].set(-5.0)
-    time, which = jax.vmap(lambda u: sticky.next(zero, v, frozen, u))(uniform)
+    run = jax.jit(jax.vmap(lambda u: sticky.next(zero, v, frozen, u)))
+    time, which = run(uniform)
     rates = KAPPA[:2] * np.abs(v[:2]) * SCALE.factor[:2]
     # The third is on its way to zero: ten units.
     expected = np.mean(np.minimum(exponential(uniform[:, 0], rates.sum()), 10))
