@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "sphinx-mathjax-offline",  # the site works without a network
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"

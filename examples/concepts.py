@@ -141,7 +141,7 @@ def thinning(output):
             )
         axis.set(title=name, ylabel="rate", xlim=(0, 12), ylim=(0, 5))
     axes[1].set_xlabel("process time")
-    axes[0].legend(loc="upper right", frameon=False, ncols=2)
+    axes[0].legend(loc="upper left", frameon=False, ncols=2)
     figure.tight_layout()
     figure.savefig(output / "concepts_thinning.png", dpi=110)
 
