@@ -47,6 +47,12 @@ def parser() -> argparse.ArgumentParser:
         help="of all weights alike, or narrower for those with many inputs",
     )
     add("--prior-scale", type=float, default=2.0, help="standard deviation of it")
+    add(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="of the posterior: below 1 it is a cold one, closer to the MAP",
+    )
     add("--batch-size", type=int, help="rows of a mini-batch")
     add("--map-steps", type=int, help="steps of Adam to the mode")
     add("--learning-rate", type=float, default=0.01, help="of Adam, at first")
@@ -93,6 +99,10 @@ def prepare(args: argparse.Namespace) -> bool:
     counts = ("batch_size", "map_steps", "num_samples", "num_chains", "thinning")
     for name in (*counts, "gradients_per_draw", "keep_draws"):
         if getattr(args, name) < 1:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} must be positive, got {getattr(args, name)}.")
+    for name in ("temperature", "prior_scale", "learning_rate"):
+        if not 0 < getattr(args, name) < float("inf"):
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} must be positive, got {getattr(args, name)}.")
     out = Path(args.out)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 
 import numpyro.distributions as dist
+from numpyro.handlers import scale
 from numpyro_pdmp.bnn import metrics, models, networks
 from numpyro_pdmp.bnn.data import Data, load_data, load_outside
 from numpyro_pdmp.bnn.mixing import mixing, principal_components
@@ -62,7 +63,7 @@ NETWORKS = (
     "uci_mlp",
 )
 #: process time between draws of a PDMP before it is tuned
-FIRST_DRAW_TIME = 0.01
+FIRST_DRAW_TIME = 0.001
 #: inputs at which function values are compared
 NUM_PROBES = 20
 #: files of a run
@@ -166,6 +167,8 @@ def find_mode(args: Namespace, data: Data, network: Any, model: Callable) -> MAP
 
 def make_kernel(args: Namespace, model: Callable, mode: MAP, x: Array, y: Array) -> Any:
     """The kernel, around the mode and scaled by the curvature there."""
+    if args.temperature != 1:
+        model = scale(model, scale=1 / args.temperature)
     data = {"subsample_size": args.batch_size}
     reference: Any = laplace_reference(
         model, mode, x, y, kind=args.reference, num_probes=64, **data
