@@ -40,10 +40,9 @@ class GeneralisedBPS(PDMPKernel):
         what ``"auto"`` is.
     :param float orthogonal_mix: :math:`\rho`, the share of the part across the gradient
         that a bounce keeps, in [0, 1); 0 is the paper's. Default:
-        :math:`e^{-2.5/\sqrt d}`, with which the velocity is renewed at the same rate
-        in all dimensions, as there are of the order of :math:`\sqrt d` bounces a unit
-        of time. On a Gaussian of 50 dimensions that gave 4 times the effective draws
-        per gradient of 0 with :class:`~numpyro_pdmp.ForwardBPS`, and 1.5 times here.
+        :math:`e^{-1/\lambda}` with :math:`\lambda` bounces a unit of process time, as
+        measured in warm-up, so that velocities are renewed at rate 1. A whitened
+        Gaussian has :math:`\lambda \approx 0.4\sqrt d`.
 
     The other arguments are those of :class:`~numpyro_pdmp.Boomerang`.
 

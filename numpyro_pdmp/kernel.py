@@ -218,7 +218,8 @@ class PDMPKernel(ModelKernel):
 
     def _advance(self, state, adapt_state, functions, unravel, kappa):
         """The next draw, and what it tells warm-up."""
-        sampler, scale = self._sampler, adapt_state.scale
+        sampler = self._sampler.tuned(adapt_state.bounce_rate)
+        scale = adapt_state.scale
         target = self._target(
             functions, unravel, adapt_state.control, adapt_state.importance
         )

@@ -77,7 +77,7 @@ def test_fresh_batches_give_the_posterior(kernel, control_variates, subsample_si
 def test_regression_of_noisy_rates(scheme):
     """The posterior, unless the noise is denied."""
     kernel = SBPS(gaussian_mean, control_variates=None, event_time=scheme)
-    mcmc = run(kernel, Y, 10)
+    mcmc = run(kernel, Y, 10, num_samples=1000)
     ratio, error = variance_ratio(mcmc)
     assert (abs(ratio - 1) < 0.04 + 3 * error) == (scheme == "regression"), ratio
     assert (check(mcmc).violation_rate < 0.015) == (scheme == "regression")

@@ -29,7 +29,7 @@ The condition holds for every gradient, so with that of a mini-batch, which deci
 event and does the jump, all averages are those of the full data.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import math
 
 from jax import Array
@@ -39,10 +39,6 @@ from jax.scipy.special import log_ndtr
 from numpyro_pdmp.process.motion import refresh as refresh_velocity
 from numpyro_pdmp.process.samplers import Sampler
 
-#: bounces come at a rate in proportion to the root of d; with this they renew the
-#: orthogonal part at one that does not depend on it
-MIXING = 2.5
-
 
 @dataclass(frozen=True)
 class GeneralisedBouncyParticle(Sampler):
@@ -50,18 +46,26 @@ class GeneralisedBouncyParticle(Sampler):
 
     A bounce reverses the part of the velocity along the gradient and draws the part
     across it anew, of which ``orthogonal_mix`` is the share :math:`\rho` that is kept;
-    by default :math:`e^{-2.5/\sqrt d}`. Needs no refreshment in two or more dimensions.
+    by default :math:`e^{-1/\lambda}` with :math:`\lambda` bounces a unit of time, so
+    that it is renewed at rate 1 whatever the target. Needs no refreshment in two or
+    more dimensions.
     """
 
     refresh_rate: float = 0.0
-    orthogonal_mix: float | None = None
+    orthogonal_mix: float | Array | None = None
 
     def __post_init__(self):
-        if self.orthogonal_mix is not None and not 0 <= self.orthogonal_mix < 1:
+        mix = self.orthogonal_mix
+        if isinstance(mix, (int, float)) and not 0 <= mix < 1:
             raise ValueError(
                 f"`orthogonal_mix` must be in [0, 1), got {self.orthogonal_mix}; 0 "
                 "draws the orthogonal part anew, and what would keep all of it is BPS."
             )
+
+    def tuned(self, bounce_rate):
+        if self.orthogonal_mix is not None:
+            return self
+        return replace(self, orthogonal_mix=jnp.exp(-1 / bounce_rate))
 
     def parallel(self, u: Array, noise: Array) -> Array:
         """What a bounce makes of the part along the gradient."""
@@ -74,7 +78,7 @@ class GeneralisedBouncyParticle(Sampler):
         u, along = v @ n, noise @ n
         mix = self.orthogonal_mix
         if mix is None:
-            mix = math.exp(-MIXING / v.size**0.5)
+            mix = math.exp(-self.event_time(v.size))
         w = refresh_velocity(v - u * n, noise - along * n, mix)
         return self.parallel(u, along) * n + w
 

@@ -43,7 +43,7 @@ def flip(v: Array, index: Array) -> Array:
     return jnp.where(jnp.arange(v.size) == index, -v, v)
 
 
-def refresh(v: Array, noise: Array, mix: float = 0.0) -> Array:
+def refresh(v: Array, noise: Array, mix: float | Array = 0.0) -> Array:
     r"""Autoregressive refreshment :math:`\rho v + \sqrt{1-\rho^2}\,\xi`.
 
     Leaves :math:`N(0, I)` invariant for every :math:`|\rho| \le 1`.

@@ -93,6 +93,13 @@ class Sampler:
         """
         return jnp.sqrt(jnp.mean(jnp.square(v)))
 
+    def tuned(self, bounce_rate: Array) -> "Sampler":
+        """The sampler for a target with so many bounces a unit of time.
+
+        That number is measured in warm-up, and constant after it.
+        """
+        return self
+
     def num_rates(self, dim: int) -> int:
         """Number ``k`` of signed rates in dimension ``dim``."""
         return 1

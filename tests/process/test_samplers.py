@@ -190,3 +190,11 @@ def test_random_bounces_mirror_the_law_at_events(sampler, invariant, mix):
 def test_orthogonal_mix_out_of_range():
     with pytest.raises(ValueError, match="`orthogonal_mix` must be in .* got 1.0"):
         GeneralisedBouncyParticle(orthogonal_mix=1.0)
+
+
+def test_orthogonal_part_is_renewed_at_rate_one():
+    sampler = ForwardBouncyParticle().tuned(jnp.array(4.0))
+    np.testing.assert_allclose(sampler.orthogonal_mix**4, math.exp(-1), rtol=1e-5)
+    given = ForwardBouncyParticle(orthogonal_mix=0.3)
+    assert given.tuned(jnp.array(4.0)) is given
+    assert BouncyParticle().tuned(jnp.array(4.0)) == BouncyParticle()
