@@ -211,7 +211,7 @@ def plot(results, truth, data, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = [n for n in results if n != "SGLD-ND"]
+    names = [n for n in results if n != "SGLD whitened"]
     fig, axes = plt.subplots(2, 3, figsize=(10, 5.6), sharex=True, sharey=True)
     grid = GRID[:, 0]
     low, high = np.quantile(truth, [0.025, 0.975], axis=0)

@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pytest
 
+import haiku as hk
 import jax
 from jax import random
 from jax.flatten_util import ravel_pytree
@@ -71,73 +72,93 @@ def test_max_pool():
     np.testing.assert_array_equal(y[1, 1, 2], x[1, 2:4, 4:6].max((0, 1)))
 
 
-def test_filter_response_norm_has_rows_by_themselves():
-    network = bnn.resnet20(3)
-    x = random.normal(random.key(0), (2, 8, 8, 1))
-    params = network.init(random.key(1), x)
-    apply = jax.jit(network.apply)
-    logits = apply(params, x)
-    assert logits.shape == (2, 3)
-    assert jnp.any(logits < -0.3)  # swish has no values below that
-    np.testing.assert_allclose(apply(params, x[:1]), logits[:1], rtol=1e-4, atol=1e-4)
+def test_filter_response_norm():
+    x = np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype(np.float32)
+    layer = hk.without_apply_rng(hk.transform(lambda x: bnn.FilterResponseNorm()(x)))
+    beta, tau = np.array([0.5, 0.0, 0.0]), np.array([-9.0, -9.0, 0.2])
+    gamma = np.array([2.0, 1.0, 1.0])
+    params = {"frn": {"beta": beta, "gamma": gamma, "tau": tau}}
+    # Every image by itself, without regard to the others.
+    power = np.mean(x**2, axis=(1, 2), keepdims=True)
+    expected = np.maximum(gamma * x / np.sqrt(power + 1e-6) + beta, tau)
+    np.testing.assert_allclose(layer.apply(params, x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_of_resnet20_are_plain():
+    network, x = bnn.resnet20(3), jnp.ones((2, 8, 8, 1))
+    shapes = jax.eval_shape(network.init, random.key(0), x)
+    params = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+    params["linear"]["b"] = np.array([-5.0, 0.0, 5.0], np.float32)
+    # Swish would have no values below -0.28.
+    logits = jax.jit(network.apply)(params, x)
+    np.testing.assert_array_equal(logits, [[-5, 0, 5], [-5, 0, 5]])
 
 
 X = random.normal(random.key(0), (30, 1))
 
 
 @pytest.mark.parametrize(
-    "make, network, y",
+    "make, num_outputs, y",
     [
-        (bnn.regression, bnn.regression_mlp(), jnp.sin(X[:, 0])),
-        (bnn.regression, bnn.regression_mlp(2), jnp.concatenate([X, X], 1)),
-        (bnn.binary, bnn.binary_mlp(), (X[:, 0] > 0).astype(int)),
-        (bnn.categorical, bnn.uci_mlp(3), jnp.arange(30) % 3),
+        (bnn.regression, 1, jnp.sin(X[:, 0])),
+        (bnn.regression, 2, jnp.concatenate([X, X], 1)),
+        (bnn.binary, 1, (X[:, 0] > 0).astype(int)),
+        (bnn.categorical, 3, jnp.arange(30) % 3),
     ],
 )
-def test_models(make, network, y):
+def test_models(make, num_outputs, y):
+    network = linear(num_outputs)
     model = make(network, prior="fan_in")
-    params = bnn.initial_params(network, X, random.key(1))
-    assert all(name.startswith("net.") for name in params)
+    params = {"net.linear.w": jnp.ones((1, num_outputs))}
+    params["net.linear.b"] = jnp.arange(1.0, num_outputs + 1)
     sites = trace(seed(model, random.key(2))).get_trace(X, y, subsample_size=10)
+    assert set(params) < set(sites)
     assert sites["data"]["args"] == (30, 10)
     assert sites["y"]["fn"].batch_shape == (10,)
     # Over the 3 batches of a pass, the estimates have the right mean: N/m once.
     subsampled = SubsampledModel(model, (X, y, 10))
-    parts = [
-        subsampled.potential_fn(params, {"data": jnp.arange(10 * i, 10 * i + 10)})
-        for i in range(3)
-    ]
-    whole = -log_density(model, (X, y), {}, params)[0]
+
+    @jax.jit
+    def energies(params):
+        batches = jnp.arange(30).reshape(3, 10)
+        parts = jax.vmap(lambda b: subsampled.potential_fn(params, {"data": b}))
+        return parts(batches), -log_density(model, (X, y), {}, params)[0]
+
+    parts, whole = energies(params)
     np.testing.assert_allclose(np.mean(parts), whole, rtol=1e-4)
     assert trace(seed(model, 0)).get_trace(X)["y"]["value"].shape == y.shape
 
 
-def test_priors():
-    network, y = bnn.regression_mlp(), X[:, 0]
+def linear(num_outputs):
+    return hk.transform(lambda x: hk.Linear(num_outputs)(x))
 
-    def prior_of(prior, site="net.mlp.linear_1.w"):
+
+def test_priors():
+    network, y = hk.transform(lambda x: hk.Linear(1)(x)), X[:, 0]
+    wide = jnp.concatenate([X] * 4, axis=1)
+
+    def variance(prior, site="net.linear.w"):
         model = bnn.regression(network, prior=prior, noise=dist.HalfNormal())
-        sites = trace(seed(model, 0)).get_trace(X, y)
+        sites = trace(seed(model, 0)).get_trace(wide, y)
         assert "noise" in sites
         return float(sites[site]["fn"].variance.max())
 
-    assert prior_of(None) == 1
-    assert prior_of(0.5) == 0.25
-    assert prior_of(bnn.fan_in_prior(2.0)) == pytest.approx(4 / 25)
-    assert prior_of("fan_in", "net.mlp.linear_1.b") == 1
+    assert variance(None) == 1
+    assert variance(0.5) == 0.25
+    assert variance(bnn.fan_in_prior(2.0)) == 1
+    assert variance("fan_in", "net.linear.b") == 1
     params = bnn.initial_params(network, X, random.key(1))
-    flat = bnn.regression(network, prior="flat")
-    weight = jnp.zeros(())
-    for name in params:
-        weight += dist.Normal().log_prob(params[name]).sum()
-    normal = log_density(bnn.regression(network), (X, y), {}, params)[0]
-    np.testing.assert_allclose(
-        log_density(flat, (X, y), {}, params)[0], normal - weight, rtol=1e-4
-    )
+    assert sorted(params) == ["net.linear.b", "net.linear.w"]
+
+    def density(prior):
+        return log_density(bnn.regression(network, prior), (X, y), {}, params)[0]
+
+    own = sum(dist.Normal().log_prob(value).sum() for value in params.values())
+    np.testing.assert_allclose(density("flat"), density("normal") - own, rtol=1e-4)
 
 
 def test_bad_models():
-    network = bnn.regression_mlp()
+    network = linear(1)
     with pytest.raises(ValueError, match="`prior` must be one of"):
         bnn.regression(network, prior="gaussian")
     with pytest.raises(ValueError, match="`noise` must be positive"):
@@ -149,9 +170,9 @@ def test_bad_models():
     with pytest.raises(ValueError, match=r"`x\[:, None\]`"):
         seed(bnn.regression(network), 0)(X[:, 0])
     with pytest.raises(ValueError, match="argmax"):
-        seed(bnn.categorical(bnn.uci_mlp(2)), 0)(X, jnp.ones((30, 2)))
+        seed(bnn.categorical(linear(2)), 0)(X, jnp.ones((30, 2)))
     with pytest.raises(ValueError, match="use `categorical`"):
-        seed(bnn.binary(bnn.uci_mlp(2)), 0)(X, jnp.ones(30))
+        seed(bnn.binary(linear(2)), 0)(X, jnp.ones(30))
 
 
 def test_presets_are_arguments():
