@@ -57,7 +57,10 @@ def _grouped(values: Any, name: str) -> np.ndarray:
 
 
 def mixing(values: Any) -> Mixing:
-    """Effective sample size and R-hat of each quantity.
+    r"""Effective sample size and R-hat of each quantity.
+
+    Of series that swing back and forth the estimator is at times negative or huge; as
+    in Stan, no more than :math:`n \log_{10} n` of :math:`n` draws is given.
 
     :param values: shape ``(chains, draws, ...)``, such as the result of
         :func:`~numpyro_pdmp.bnn.function_values` with ``batch_ndims=2``.
@@ -68,7 +71,10 @@ def mixing(values: Any) -> Mixing:
     ess, r_hat = np.full((2, flat.shape[-1]), np.nan)
     moves = np.ptp(flat, axis=(0, 1)) > 0
     if moves.any():
-        ess[moves] = effective_sample_size(flat[..., moves])
+        found = np.atleast_1d(effective_sample_size(flat[..., moves]))
+        num = flat.shape[0] * flat.shape[1]
+        largest = num * np.log10(num)
+        ess[moves] = np.where(found > 0, np.minimum(found, largest), largest)
         r_hat[moves] = split_gelman_rubin(flat[..., moves])
     shape = values.shape[2:]
     return Mixing(ess.reshape(shape), r_hat.reshape(shape))

@@ -33,6 +33,15 @@ def test_mixing_is_numpyros():
     assert_allclose(result.r_hat[1, 1], split_gelman_rubin(one))
 
 
+def test_series_that_swing():
+    """Antithetic draws, of which the estimator makes a negative number at times."""
+    noise = RNG.normal(size=(1, 60, 50))
+    swings = noise * (-1.0) ** np.arange(60)[:, None] + (-1.0) ** np.arange(60)[:, None]
+    ess = mixing(swings).ess
+    assert np.min(effective_sample_size(swings)) < 0
+    assert np.all((ess > 0) & (ess <= 60 * np.log10(60)))
+
+
 @pytest.mark.parametrize("dim", [5, 300])  # by the weights, and by the draws
 def test_components_are_those_of_pca(dim):
     scale = np.geomspace(10, 0.1, dim)
