@@ -8,6 +8,7 @@ It brings others into this layout, but not in the body of a loop: there it takes
 routine instead, many times slower. Derivatives of a convolution in that very layout are
 in others, so all of our loops are concerned. Here the operations of a function are
 gone through and convolutions given transposed operands, which costs next to nothing.
+Of vectorised chains each has its own kernels: these are convolved one after the other.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import jax
 from jax import Array, lax
+from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 import jax.numpy as jnp
 
@@ -49,9 +51,22 @@ def _convolve(eqn: Any, x: Array, kernel: Array) -> Array:
     last, inner = rank - 1, tuple(range(1, rank - 1))
     image = (0, last, *inner)
     numbers = lax.ConvDimensionNumbers(image, (last, rank - 2, *range(rank - 2)), image)
-    result = lax.conv_general_dilated_p.bind(
-        x, kernel, **{**params, "dimension_numbers": numbers}
-    )
+    params["dimension_numbers"] = numbers
+
+    @custom_vmap
+    def convolve(x, kernel):
+        return lax.conv_general_dilated_p.bind(x, kernel, **params)
+
+    @convolve.def_vmap
+    def one_by_one(axis_size, batched, x, kernel):
+        # Several kernels at once would be a grouped convolution, which is naive too.
+        def of(i):
+            pairs = zip((x, kernel), batched, strict=True)
+            return convolve(*(a[i] if is_batched else a for a, is_batched in pairs))
+
+        return lax.map(of, jnp.arange(axis_size)), True
+
+    result = convolve(x, kernel)
     back = [0] * rank
     for axis, place in zip((0, last, *inner), out, strict=True):
         back[place] = axis
@@ -90,7 +105,8 @@ def fast_in_loops(fn: Callable) -> Callable:
 
     Convolutions inside of loops, conditions or checkpoints of ``fn`` stay as they are.
 
-    :param fn: a function of arrays that is differentiated no further.
+    :param fn: a function of arrays that is differentiated no further but in forward
+        mode.
     """
 
     def wrapped(*args):

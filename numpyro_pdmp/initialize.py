@@ -138,10 +138,12 @@ def given_params(
     init_params: Any,
     args: tuple,
     kwargs: dict,
-    vmap: Callable,
-    grad_fn: Callable,
+    evaluate: Callable,
 ) -> ParamsEnergy | None:
-    """The start that the user asks for, if any, and the potential energy there."""
+    """The start that the user asks for, if any, and the potential energy there.
+
+    :param evaluate: from sites to potential energy and gradient, of all chains.
+    """
     if init_params is None:
         if model is None:
             raise ValueError(
@@ -163,7 +165,7 @@ def given_params(
     z = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x, float)), z)
     if ravel_pytree(z)[0].size == 0:
         raise ValueError(f"`init_params` has no entries to sample: {z}.")
-    energy, grad = vmap(functions.potential_fn)(z), vmap(grad_fn)(z)
+    energy, grad = evaluate(z)
     finite = _all_finite((energy, grad))
     if not_jax_tracer(finite) and not finite:
         raise ValueError(

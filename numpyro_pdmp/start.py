@@ -41,7 +41,7 @@ from numpyro_pdmp.process.randomness import normal
 from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.reference import reference_scale
 from numpyro_pdmp.state import PDMPState
-from numpyro_pdmp.subsample import SMALL_MODEL, as_jax_rows
+from numpyro_pdmp.subsample import SMALL_MODEL, as_jax_rows, is_small
 from numpyro_pdmp.target import find_start_subsampled
 from numpyro_pdmp.warmup import (
     DENSE_LIMIT,
@@ -89,8 +89,7 @@ class StartMixin:
             init_params,
             model_args,
             kwargs,
-            vmap,
-            self._gradient(functions.potential_fn),
+            self._start_evaluation(functions, model_args, kwargs, vmap),
         )
         new_params = partial(
             strategy_params,
@@ -178,6 +177,22 @@ class StartMixin:
             # Not compiled, NumPyro explains which site is at fault.
             new_params(model_args, kwargs)
         return state
+
+    def _start_evaluation(self, functions, model_args, kwargs, vmap):
+        """From sites to energy and gradient, of all chains."""
+
+        def evaluate(functions, z):
+            fn = functions.potential_fn
+            return vmap(fn)(z), vmap(self._gradient(fn))(z)
+
+        if functions.shapes is None or is_small(functions.shapes):
+            return partial(evaluate, functions)
+
+        # A network has too many operations to compile them one by one.
+        def compiled(model_args, kwargs, z):
+            return evaluate(self._functions(model_args, kwargs), z)
+
+        return jit_arrays(compiled, model_args, kwargs)
 
     def _first_params(self, first, concrete, new_params, vmap, model_args, kwargs):
         """The first guess, whose energy is NaN if it is not valid; or a search."""
