@@ -114,8 +114,8 @@ def principal_components(
     of :math:`X`; a covariance matrix of the weights is never formed. With fewer draws
     than weights the last component is the last one that the draws span.
 
-    A warning is given if one of them has no more effective draws in a chain than a trend
-    would: then the chain is still on its way, and all other numbers are too good. Note
+    A warning is given if one of them has no more effective draws than a trend
+    would in a chain: then the chain is still on its way, and all other numbers are too good. Note
     that a random walk in many dimensions looks just like that.
 
     :param samples: sites of shape ``(chains, draws, ...)``, as from
