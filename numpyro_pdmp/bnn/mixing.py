@@ -20,7 +20,7 @@ from numpyro.diagnostics import (
     split_gelman_rubin,
 )
 
-#: below this many effective draws a chain's first component is taken to drift. A
+#: below this many effective draws a chain's component is taken to drift. A
 #: straight line has 2.9, a half wave of a cosine, which is the first component of a
 #: random walk in many dimensions, has 2.7, and one random walk has 4 to 5.
 DRIFT_ESS = 4.0
@@ -43,7 +43,7 @@ class Components(NamedTuple):
     variances: np.ndarray  # (components,) of the draws along them
     which: tuple[int, ...]  # from 0 for the largest variance
     mixing: Mixing
-    drifts: bool  # whether a chain's first component here is at the floor of a trend
+    drifts: bool  # whether one of them is, in a chain, at the floor of a trend
 
 
 def _grouped(values: Any, name: str) -> np.ndarray:
@@ -114,8 +114,8 @@ def principal_components(
     of :math:`X`; a covariance matrix of the weights is never formed. With fewer draws
     than weights the last component is the last one that the draws span.
 
-    A warning is given if the first component has no more effective draws than a trend
-    would: then the chain is still on its way, and all other numbers are too good. Note
+    A warning is given if one of them has no more effective draws than a trend
+    would in a chain: then the chain is still on its way, and all other numbers are too good. Note
     that a random walk in many dimensions looks just like that.
 
     :param samples: sites of shape ``(chains, draws, ...)``, as from
@@ -134,11 +134,13 @@ def principal_components(
         )
     index = tuple(i % num for i in components)
     chosen = scores[:, list(index)].reshape(chains, draws, -1)
-    of_chain = [mixing(c[None]).ess[0] for c in chosen]
-    drifts = bool(np.min(of_chain) < DRIFT_ESS)
+    of_chain = np.stack([mixing(c[None]).ess for c in chosen])
+    least = np.nanmin(of_chain, axis=0)
+    worst = int(np.nanargmin(least))
+    drifts = bool(least[worst] < DRIFT_ESS)
     if drifts:
         warnings.warn(
-            f"Principal component {index[0]} has {np.min(of_chain):.1f} effective "
+            f"Principal component {index[worst]} has {least[worst]:.1f} effective "
             "draws in a chain, about as few as a straight line (2.9): the chain "
             "drifts. Draw more or farther apart, and do not rely on the effective "
             "sample sizes of other quantities.",
