@@ -114,9 +114,9 @@ def principal_components(
     of :math:`X`; a covariance matrix of the weights is never formed. With fewer draws
     than weights the last component is the last one that the draws span.
 
-    A warning is given if one of them has no more effective draws than a trend
-    would in a chain: then the chain is still on its way, and all other numbers are too good. Note
-    that a random walk in many dimensions looks just like that.
+    A warning is given if one of them has no more effective draws in a chain than a
+    trend would: then the chain is still on its way, and all other numbers are too good.
+    Note that a random walk in many dimensions looks just like that.
 
     :param samples: sites of shape ``(chains, draws, ...)``, as from
         ``mcmc.get_samples(group_by_chain=True)``, or one such array.
