@@ -166,14 +166,16 @@ def speed(args):
         "sd |"
     )
     print("|---|---|---|---|---|---|---|")
-    sd = np.sqrt(np.diag(covariance))
+    mean, sd = mode, np.sqrt(np.diag(covariance))
+    if args.truth_draws:
+        mean, sd = weighted_truth(x, y, args.truth_draws, args.truth)
     for name, (beta, total) in found.items():
         over = [rate[name] / rate[k] if k in rate else np.nan for k in AGAINST]
         # What the run took, with another number of draws.
         missing = 400 / rate[name] - beta.shape[1] * per_draw[name]
         print(
             f"| {name} | {rate[name]:.3g} | {over[0]:.1f} | {over[1]:.1f} "
-            f"| {total + missing:.1f} | {errors(beta, mode, sd)} |",
+            f"| {total + missing:.1f} | {errors(beta, mean, sd)} |",
             flush=True,
         )
 
@@ -424,7 +426,9 @@ if __name__ == "__main__":
     parser.add_argument("--num-chains", type=int, default=4)
     parser.add_argument("--num-samples", type=int, default=2000)
     parser.add_argument("--nuts-samples", type=int, default=200)
-    parser.add_argument("--truth-draws", type=int, default=20_000)
+    parser.add_argument(
+        "--truth-draws", type=int, default=20_000, help="0: Laplace, if possible"
+    )
     parser.add_argument("--truth", type=Path, help="file to keep the truth in")
     parser.add_argument("--num-blocks", type=int, default=10)
     parser.add_argument("--timed-draws", type=int, default=500)
