@@ -114,7 +114,6 @@ NAN = np.asarray([1.0, math.nan, 1.0])
     [
         ({"inverse_mass_matrix": np.ones(2)}, ["shape (2,)", "(3,) or (3, 3)"]),
         ({"inverse_mass_matrix": np.ones((3, 2))}, ["shape (3, 2)", "(3, 3)"]),
-        ({"inverse_mass_matrix": 2.0}, ["shape ()", "(3, 3)"]),
         ({"inverse_mass_matrix": -np.eye(3)}, ["positive definite", "-1.0"]),
         ({"inverse_mass_matrix": [1.0, 0, 1]}, ["positive definite", "0.0"]),
         (

@@ -200,7 +200,7 @@ def test_noise_of_a_large_model_is_that_of_all_rows():
     assert not model.is_small and model.chunk_size == 1024
     params, _ = ravel_pytree(bnn.initial_params(network, x, random.key(1)))
     scale = Scale(params, jnp.full(params.shape, 0.05))
-    spreads, total = jax.jit(lambda: row_spreads(model, "data", scale, [None]))()
+    spreads, total, _ = jax.jit(lambda: row_spreads(model, "data", scale, [None]))()
     expected = jnp.mean(spreads**2) - (total[0] / 400) ** 2
     found = jax.jit(lambda: row_variance(model, "data", scale, [None]))()
     # Half of the rows: the standard error of a variance is about sqrt(3 / 200).

@@ -14,6 +14,13 @@ def compilation_cache(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Forget compiled programs: a process can map only so many pieces of memory."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """Double precision for the duration of a test."""
