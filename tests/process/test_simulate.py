@@ -85,6 +85,7 @@ SCHEMES = {
     ("boomerang", "exact"): ExactBound(boomerang_bound),
     ("generalised", "exact"): ExactBound(bps_bound),
     ("forward", "regression"): "regression",
+    ("zigzag", "regression"): "regression",
 }
 
 
