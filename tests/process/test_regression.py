@@ -4,7 +4,6 @@
 import numpy as np
 import pytest
 
-import jax
 import jax.numpy as jnp
 
 from numpyro_pdmp.process import Known, RegressionBound, Step, Tuning
@@ -12,14 +11,6 @@ from numpyro_pdmp.process import Known, RegressionBound, Step, Tuning
 TIMES = np.array([0.0, 0.3, 0.4, 1.1])
 RATES = np.array([[0.5, 1.2, 0.9, 3.0], [-1.0, 0.0, 0.3, 0.1]])  # two of them
 SPEED, NOISE = 1.3, 0.2
-
-
-@pytest.fixture
-def x64():
-    old = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", old)
 
 
 def known_at(i, memory, turned=False):

@@ -125,14 +125,6 @@ def recorded(path):
     return [int(np.sum(path.kinds == kind)) for kind in (BOUNCE, REFRESH, REVERSAL)]
 
 
-@pytest.fixture
-def x64():
-    old = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", old)
-
-
 # Results
 
 

@@ -137,12 +137,15 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", [*BROKEN, "kappa"])
-def test_a_broken_path_is_noticed(what, monkeypatch):
-    run, kappa = intact_run("bps"), 2 * KAPPA
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [(what, "bps") for what in BROKEN] + [("kappa", name) for name in PROCESSES],
+)
+def test_a_broken_path_is_noticed(what, name, monkeypatch):
+    run, kappa = intact_run(name), 2 * KAPPA
     if what in BROKEN:
         monkeypatch.setattr(*BROKEN[what])
-        run, kappa = make_run("bps"), KAPPA
+        run, kappa = make_run(name), KAPPA
     _, share, error = shares(run, kappa)
     deviation = (np.abs(share - enumerated()) - 0.004) / error
     assert deviation.max() > 8
