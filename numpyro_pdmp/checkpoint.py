@@ -84,6 +84,11 @@ def _digest(value: Any) -> str:
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = random.key_data(jnp.asarray(value))
+        if isinstance(value, jax.Array) and not value.is_fully_replicated:
+            # Rows on many devices, or hosts: not to be brought together.
+            shards = sorted(value.addressable_shards, key=lambda s: str(s.index))
+            parts = [_digest(np.asarray(s.data)) for s in shards if not s.replica_id]
+            return f"{value.dtype}{list(value.shape)}:{parts}"
         value = np.ascontiguousarray(value)
         data = blake2b(value.tobytes(), digest_size=16).hexdigest()
         return f"{value.dtype}{list(value.shape)}:{data}"

@@ -122,6 +122,7 @@ def gradient(
     :param grad: from a function to its gradient, such as ``jax.jacfwd``.
     :param ahead: the next batches, for rows that are fetched from the host.
     """
+    batch = model.placed(batch)
     grad_fn = grad(lambda z: model.potential_fn(z, batch))
     with model.loaded(batch, ahead):
         if cv is None:
@@ -142,6 +143,7 @@ def value(
     :param batch: indices of each subsampled plate.
     :param cv: control variate; None for the potential of the batch itself.
     """
+    batch = model.placed(batch)
     with model.loaded(batch):
         return _value(model, z, batch, cv)
 

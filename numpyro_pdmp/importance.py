@@ -31,7 +31,6 @@ from numpyro_pdmp.moments import AnyScale
 from numpyro_pdmp.subsample import (
     SubsampledModel,
     WeightedRows,
-    pilot_batch,
 )
 
 #: cost of a gradient with control variates of order 0, 1 and 2, and how many more
@@ -106,7 +105,7 @@ def row_variance(
 
     :return: (control variates,).
     """
-    batch = pilot_batch(model.plates, 64)
+    batch = model.pilot_batch(64)
     corners = _corners(scale)
     found = _derivatives(model, plate, scale, control_variates, batch, corners)
     return jnp.mean(jnp.var(found, axis=-1, ddof=1), axis=0)
@@ -138,7 +137,7 @@ def row_spreads(
     num = min(max(chunk_size, length), size)
     num_runs = num // length  # in a block
     corners = _corners(scale)
-    others = pilot_batch(model.plates, OTHER_ROWS)
+    others = model.pilot_batch(OTHER_ROWS)
 
     def block(carry, start):
         spreads, sums, runs, count = carry
@@ -211,13 +210,20 @@ def plan_batches(
     repeats = batching in ("with_replacement", "contiguous")
     equal, unequal, runs = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
     tables, many = {}, True
-    if not model.is_small and batching == "auto":
+    # Nor is there a place for a number of each row, if they are on many devices.
+    all_rows = model.is_small and model.shards is None
+    if model.shards is not None and batching == "importance":
+        raise ValueError(
+            "`batching='importance'` is not possible with rows that are spread over "
+            "devices; use 'without_replacement', 'with_replacement' or 'contiguous'."
+        )
+    if not all_rows and batching == "auto":
         batching = "without_replacement"
     for name, (size, subsample_size) in model.plates.items():
         # Rows that are not drawn twice leave less to chance.
         left = 1.0 if repeats else (size - subsample_size) / (size - 1)
         left = left / subsample_size
-        if not model.is_small and batching != "importance":
+        if not all_rows and batching != "importance":
             equal += left * size**2 * row_variance(model, name, scale, controls)
             unequal += jnp.inf
             continue
@@ -230,7 +236,7 @@ def plan_batches(
         runs += jnp.maximum(run**2 - square, 0)
         many &= size >= max(MANY_ROWS, MANY_RUNS * subsample_size)
     equal, unequal, runs = jnp.sqrt(equal), jnp.sqrt(unequal), jnp.sqrt(runs)
-    if batching == "contiguous" and model.is_small:
+    if batching == "contiguous" and all_rows:
         equal = runs
     factor = 1 + NOISE_COST * equal
     other = UNEQUAL_COST * (1 + NOISE_COST * unequal)

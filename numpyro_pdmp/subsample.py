@@ -37,6 +37,13 @@ from numpyro_pdmp.batch import Batch, Plates, random_batch
 from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.host_rows import HostRows, recorded_calls
 from numpyro_pdmp.potential import _validate, latent_sites
+from numpyro_pdmp.shards import (
+    Shards,
+    check_shards,
+    find_shards,
+    random_shard_draws,
+    warn_of_hidden,
+)
 
 #: rows evaluated at once when all data are used
 CHUNK_SIZE = 2**14
@@ -56,8 +63,15 @@ class WeightedRows(NamedTuple):
     weights: Array  # (m,) inverse of the rows' probabilities, 1 for equal ones
 
 
+class ShareOfRows(NamedTuple):
+    """Rows of a plate, counted from the first that a device has."""
+
+    rows: Array  # (m,)
+    size: int  # rows that all devices have
+
+
 def _indices(rows: Any) -> Any:
-    return rows.rows if isinstance(rows, WeightedRows) else rows
+    return rows.rows if isinstance(rows, (WeightedRows, ShareOfRows)) else rows
 
 
 class with_batch(substitute):
@@ -66,13 +80,16 @@ class with_batch(substitute):
     As NumPyro's ``substitute``, but any number of rows is allowed without a warning.
 
     :param fn: the model.
-    :param data: indices of each plate, or :class:`WeightedRows`.
+    :param data: indices of each plate, or :class:`WeightedRows`, or
+        :class:`ShareOfRows`, which count for those of all devices.
     """
 
     def __init__(self, fn: Any = None, data: Batch | None = None):
         data = {} if data is None else data
         weighted = {k: v for k, v in data.items() if isinstance(v, WeightedRows)}
         self.weights = {k: v.weights for k, v in weighted.items()}
+        shares = {k: v for k, v in data.items() if isinstance(v, ShareOfRows)}
+        self.sizes = {k: v.size for k, v in shares.items()}
         super().__init__(fn, {k: _indices(v) for k, v in data.items()})
 
     def process_message(self, msg):
@@ -80,6 +97,9 @@ class with_batch(substitute):
         if msg["type"] == "plate" and msg["name"] in self.data:
             size, _ = msg["args"]
             msg["args"] = (size, len(msg["value"]))
+            if msg["name"] in self.sizes:
+                # The model may know the size of all data, or see that of the device's.
+                self.weights[msg["name"]] = jnp.full(1, self.sizes[msg["name"]] / size)
         if msg["type"] == "sample" and self.weights:
             for frame in msg["cond_indep_stack"]:
                 if frame.name in self.weights:
@@ -89,13 +109,8 @@ class with_batch(substitute):
                     msg["scale"] = weights if scale is None else scale * weights
 
 
-def pilot_batch(plates: Plates, num_rows: int) -> Batch:
-    """A fixed batch, evenly spread over the data, of at least so many rows if any."""
-    rows = {}
-    for name, (size, subsample_size) in plates.items():
-        num = min(size, max(subsample_size, num_rows))
-        rows[name] = (jnp.arange(num) * (size / num)).astype(jnp.int32)
-    return rows
+def _evenly(size: int, num: int) -> Array:
+    return (jnp.arange(num) * (size / num)).astype(jnp.int32)
 
 
 def _is_subsampled(site: dict) -> bool:
@@ -156,6 +171,17 @@ def as_jax_rows(tree: Any, plates: Plates) -> Any:
     return jax.tree.map(convert, tree)
 
 
+def _arrays(leaves: list) -> list[Array | None]:
+    """JAX arrays among the leaves of a model's arguments."""
+    return [x if isinstance(x, jax.Array) else None for x in leaves]
+
+
+def _merged(treedef: Any, leaves: list, arrays: list) -> Any:
+    """The arguments with these arrays, and other leaves as they are."""
+    both = zip(arrays, leaves, strict=True)
+    return jax.tree.unflatten(treedef, [b if a is None else a for a, b in both])
+
+
 class SubsampledModel:
     """A model, any of whose plates may be subsampled, and its arguments.
 
@@ -170,6 +196,11 @@ class SubsampledModel:
 
     def __init__(self, model: Callable, args: tuple = (), kwargs: dict | None = None):
         kwargs = {} if kwargs is None else kwargs
+        self._model = model
+        self._args, self._kwargs = args, kwargs
+        #: where rows are that are spread over devices, and the plates of such rows
+        self.shards, self.sharded = self._find_shards()
+        args, kwargs = self.few_arguments
         # The prototype only yields supports and shapes, so its key does not matter.
         prototype = substitute(
             seed(model, random.key(0)), substitute_fn=_prototype_value
@@ -179,9 +210,10 @@ class SubsampledModel:
                 _get_model_transforms(prototype, args, kwargs)
             )
         #: size and subsample size of each subsampled plate
-        self.plates: Plates = {
-            k: s["args"] for k, s in self._trace.items() if _is_subsampled(s)
-        }
+        if self.shards is None:
+            self.plates: Plates = {
+                k: s["args"] for k, s in self._trace.items() if _is_subsampled(s)
+            }
         #: what fetches rows of each plate from the host
         self.host_rows: dict[str, list[HostRows]] = {
             name: list(dict.fromkeys(r for r, i in calls if i is site["value"]))
@@ -190,8 +222,14 @@ class SubsampledModel:
         }
         _validate(self._trace)
         _validate_plates(self._trace, self.plates)
-        self._model = model
-        self._args, self._kwargs = as_jax_rows((args, kwargs), self.plates)
+        self._args, self._kwargs = as_jax_rows((self._args, self._kwargs), self.plates)
+        if self.shards is None:
+            warn_of_hidden(jax.tree.leaves((args, kwargs)), self.plates)
+        elif any(map(self.host_rows.get, self.sharded)):
+            raise ValueError(
+                f"Plate {sorted(self.sharded)} has rows that are spread over devices, "
+                "and others that `HostRows` fetches: not both are possible."
+            )
         #: names of the continuous latent sites
         self.sites = latent_sites(self._trace)
         self._transforms = {name: self._transforms[name] for name in self.sites}
@@ -199,6 +237,131 @@ class SubsampledModel:
         self.shapes = jax.eval_shape(
             partial(transform_fn, self._transforms, invert=True), values
         )
+
+    # Rows that are spread over devices
+
+    def _find_shards(self) -> tuple[Shards | None, list[str]]:
+        leaves, treedef = jax.tree.flatten((self._args, self._kwargs))
+        shards = find_shards(leaves)
+        if shards is None:
+            return None, []
+        # The model sees the rows of a device; only shapes tell the sizes of all.
+        found: list[SubsampledModel] = []
+
+        def look(arrays):
+            data = _merged(treedef, leaves, arrays)
+            found.append(SubsampledModel(self._model, *data))
+
+        shapes = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array) else None
+            for x in leaves
+        ]
+        jax.eval_shape(look, shapes)
+        self.plates = found[0].plates
+        if not self.plates:
+            return None, []  # no rows to draw: all is left to JAX
+        return shards, check_shards(shards, leaves, self.plates)
+
+    @property
+    def few_arguments(self) -> tuple[tuple, dict]:
+        """The model's arguments; of rows on many devices only a few, on each of them.
+
+        They are for what does not depend on data: supports, shapes, priors.
+        """
+        if self.shards is None:
+            return self._args, self._kwargs
+        return self._few_rows(self.plates[self.sharded[0]][1] // self.shards.num)
+
+    def _few_rows(self, num: int) -> Any:
+        assert self.shards is not None
+        leaves, treedef = jax.tree.flatten((self._args, self._kwargs))
+        few = self.shards.few(_arrays(leaves), num)
+        return _merged(treedef, leaves, few)
+
+    def draw_plates(self, plates: Plates | None = None) -> Plates:
+        """Sizes that rows are drawn from: those of a device, where they are spread."""
+        plates = self.plates if plates is None else plates
+        if self.shards is None:
+            return plates
+        num = self.shards.num
+        return {
+            name: (sizes[0] // num, sizes[1] // num) if name in self.sharded else sizes
+            for name, sizes in plates.items()
+        }
+
+    def spread(self, name: str, rows: Array) -> Array:
+        """Rows of a plate; the same ones of every device, if they are spread."""
+        spread = self.shards is not None and name in self.sharded
+        return self.shards.spread(rows) if spread else rows  # type: ignore[union-attr]
+
+    def pilot_batch(self, num_rows: int) -> Batch:
+        """A fixed batch, evenly spread over the data, of so many rows or a batch's."""
+        batch = {}
+        for name, (size, num) in self.draw_plates().items():
+            share = self.shards.num if self.shards and name in self.sharded else 1
+            num = min(size, max(num, -(-num_rows // share)))
+            batch[name] = self.spread(name, _evenly(size, num))
+        return batch
+
+    def random_batch(self, rng_key: Array, plates: Plates) -> Batch:
+        """A mini-batch without any row twice.
+
+        :param rng_key: decides the batch.
+        :param plates: size and subsample size of each plate.
+        """
+        if self.shards is None:
+            return random_batch(rng_key, plates)
+        return random_shard_draws(rng_key, self.draw_plates(plates), self.sharded)
+
+    def placed(self, batch: Batch) -> Batch:
+        """Rows where they are needed, so that they are worked out but once."""
+        if self.shards is None:
+            return batch
+        return {
+            name: self.shards.placed(rows) if name in self.sharded else rows
+            for name, rows in batch.items()
+        }
+
+    def _on_data(self, fn: Callable, z: Any, batch: Batch) -> Any:
+        """``fn(z, batch, args, kwargs)``, where the data are.
+
+        :param fn: of the rows of a device, if they are spread. Then results of the
+            devices are stacked.
+        """
+        shards = self.shards
+        if shards is None:
+            return fn(z, batch, self._args, self._kwargs)
+        leaves, treedef = jax.tree.flatten((self._args, self._kwargs))
+
+        batch = self.placed(batch)
+        spread = {name: rows for name, rows in batch.items() if name in self.sharded}
+        others = {name: rows for name, rows in batch.items() if name not in spread}
+
+        def local(arrays, spread, z, others):
+            shares = {
+                name: ShareOfRows(placed.rows, shards.size)
+                for name, placed in spread.items()
+            }
+            return fn(z, shares | others, *_merged(treedef, leaves, arrays))
+
+        return shards.run(local, _arrays(leaves), spread, z, others)
+
+    def check_shards(self, z: Any) -> tuple[Array, Array]:
+        """Potential of a few rows, where they are and as a small data set: the same.
+
+        Unless a row needs what its device does not have, such as an array that the
+        model has not as an argument, or a mean over all rows.
+        """
+        assert self.shards is not None
+        (plate,), num = self.sharded, self.shards.num
+        share = self.plates[plate][1] // num
+        last = self.shards.local_size - share + jnp.arange(share, dtype=jnp.int32)
+        batch = self.pilot_batch(1)
+        here = self.potential_fn(z, {**batch, plate: self.shards.spread(last)})
+        rows = ShareOfRows(jnp.arange(num * share), self.shards.size)
+        copies = {**batch, plate: rows}
+        there = self._functions(copies, *self._few_rows(share))[0](self._sites(z))
+        return here, there
 
     @property
     def is_small(self) -> bool:
@@ -244,14 +407,16 @@ class SubsampledModel:
         model = with_batch(self._model, batch) if batch else self._model
         return _prepare_model_for_potential(model, self._trace, enum=self._enum)
 
-    def _functions(self, batch: Batch) -> tuple[Callable, Callable]:
+    def _functions(
+        self, batch: Batch, args: tuple, kwargs: dict
+    ) -> tuple[Callable, Callable]:
         return get_potential_fn(
             self._prepared(batch),
             self._transforms,
             replay_model=self._replay,
             enum=self._enum,
-            model_args=self._args,
-            model_kwargs=self._kwargs,
+            model_args=args,
+            model_kwargs=kwargs,
         )
 
     @contextmanager
@@ -277,9 +442,15 @@ class SubsampledModel:
 
         :param z: position.
         :param batch: indices of each subsampled plate. Any number of them, but less
-            than there are rows unless they are all rows in order.
+            than there are rows unless they are all rows in order. As many of each
+            device, one after the other, of rows that are spread.
         """
-        return self._functions(batch)[0](self._sites(z))
+
+        def energy(z, batch, args, kwargs):
+            return self._functions(batch, args, kwargs)[0](z)
+
+        found = self._on_data(energy, self._sites(z), batch)
+        return found if self.shards is None else jnp.mean(found)
 
     def constrain_fn(self, z: Any) -> dict[str, Array]:
         """Constrained values of the sites, or of some of them, by transforms alone."""
@@ -289,7 +460,7 @@ class SubsampledModel:
     def unconstrain_fn(self, values: dict[str, Array]) -> dict[str, Array]:
         """Position of constrained values of the sites; runs the model on one row."""
         model = self._prepared({name: jnp.zeros(1, jnp.int32) for name in self.plates})
-        return unconstrain_fn(model, self._args, self._kwargs, values)
+        return unconstrain_fn(model, *self.few_arguments, values)
 
     def postprocess_fn(self, z: Any) -> dict[str, Array]:
         """Constrained values of the sites, and deterministic sites.
@@ -302,6 +473,12 @@ class SubsampledModel:
             if site["type"] != "deterministic":
                 continue
             for plate in _frames(site, self.plates):
+                if plate in self.sharded:
+                    raise ValueError(
+                        f"Deterministic site '{name}' is inside of plate '{plate}', "
+                        "whose rows are spread over devices. Remove the site from the "
+                        "model, or compute it afterwards for the draws you need."
+                    )
                 rows[plate] = self.plates[plate][0]
                 warnings.warn(
                     f"Deterministic site '{name}' is inside of the subsampled plate "
@@ -311,7 +488,9 @@ class SubsampledModel:
                     stacklevel=2,
                 )
         batch = {name: jnp.arange(n, dtype=jnp.int32) for name, n in rows.items()}
-        return self._functions(batch)[1](self._sites(z))
+        fn = self._functions(batch, *self.few_arguments)[1]
+        # Draws on many devices are understood in compiled programs only.
+        return (fn if self.shards is None else jax.jit(fn))(self._sites(z))
 
     # All data
 
@@ -332,7 +511,7 @@ class SubsampledModel:
         :param fn: from a batch to anything linear in the potential of the batch, such
             as its value or its derivatives.
         :param chunk_size: rows in a block (pairs of rows in nested plates), which
-            bounds the memory. Default: :attr:`chunk_size`.
+            bounds the memory; of each device. Default: :attr:`chunk_size`.
         """
         chunk_size = self.chunk_size if chunk_size is None else chunk_size
         if chunk_size < 1:
@@ -340,8 +519,8 @@ class SubsampledModel:
         # Of plates that share no site each nest is averaged alone, while the others
         # have a few fixed rows; what these and the prior add once too often is known.
         few = {
-            name: jnp.arange(num, dtype=jnp.int32)
-            for name, (_, num) in self.plates.items()
+            name: self.spread(name, jnp.arange(num, dtype=jnp.int32))
+            for name, (_, num) in self.draw_plates().items()
         }
         nests = self._nests()
         means = []
@@ -359,11 +538,11 @@ class SubsampledModel:
         if not names:
             return fn(batch)
         name, *others = names
-        size = self.plates[name][0]
+        size = self.draw_plates()[name][0]
 
         def share(start, num_rows):
             rows = start + jnp.arange(num_rows, dtype=jnp.int32)
-            block = {**batch, name: rows}
+            block = {**batch, name: self.spread(name, rows)}
             mean = self._mean_over_blocks(fn, others, length, block)
             return jax.tree.map(lambda a: a * (num_rows / size), mean)
 
@@ -398,20 +577,31 @@ class SubsampledModel:
         :param z: position.
         :param batch: indices of each subsampled plate.
         """
-        log_probs, trace = compute_log_probs(
-            _unconstrain_params(self._prepared(batch), self._sites(z)),
-            self._args,
-            self._kwargs,
-            {},
-            sum_log_prob=False,
-        )
-        energy = -sum(map(jnp.sum, log_probs.values()), start=jnp.zeros(()))
-        rows = {name: jnp.zeros(len(_indices(batch[name]))) for name in self.plates}
-        for name, log_prob in log_probs.items():
-            for plate, dim in _frames(trace[name], self.plates).items():
-                by_row = jnp.moveaxis(log_prob, dim, 0)
-                rows[plate] -= jnp.sum(by_row, axis=range(1, by_row.ndim))
-        return energy, rows
+
+        def of_rows(z, batch, args, kwargs):
+            model = _unconstrain_params(self._prepared(batch), z)
+            log_probs, trace = compute_log_probs(
+                model, args, kwargs, {}, sum_log_prob=False
+            )
+            energy = -sum(map(jnp.sum, log_probs.values()), start=jnp.zeros(()))
+            rows = {name: jnp.zeros(len(_indices(batch[name]))) for name in self.plates}
+            for name, log_prob in log_probs.items():
+                for plate, dim in _frames(trace[name], self.plates).items():
+                    by_row = jnp.moveaxis(log_prob, dim, 0)
+                    rows[plate] -= jnp.sum(by_row, axis=range(1, by_row.ndim))
+            return energy, rows
+
+        energy, rows = self._on_data(of_rows, self._sites(z), batch)
+        shards = self.shards
+        if shards is None:
+            return energy, rows
+
+        def joined(name, found):  # (devices, rows of each)
+            if name not in self.sharded:
+                return jnp.mean(found, axis=0)
+            return shards.everywhere(found).reshape(-1) / shards.num
+
+        return jnp.mean(energy), {k: joined(k, v) for k, v in rows.items()}
 
     def log_likelihoods(
         self, values: dict[str, Array], batch: Batch
@@ -421,6 +611,12 @@ class SubsampledModel:
         :param values: constrained values of the sites.
         :param batch: indices of each subsampled plate.
         """
+        if self.shards is not None:
+            raise ValueError(
+                f"The log likelihood of each row of plate {self.sharded} is not to be "
+                "had where its rows are spread over devices: give the model data that "
+                "are on one."
+            )
         model = substitute(self._prepared(batch), data=values)
         sites = trace(model).get_trace(*self._args, **self._kwargs)
         return {
@@ -467,5 +663,5 @@ def batch_potential(
     model: Callable, args: tuple, kwargs: dict, plates: Plates
 ) -> Callable[[Any, Array], Array]:
     """Potential energy as a function of a position and of a key for the batch."""
-    potential_fn = SubsampledModel(model, args, kwargs).potential_fn
-    return lambda z, rng_key: potential_fn(z, random_batch(rng_key, plates))
+    whole = SubsampledModel(model, args, kwargs)
+    return lambda z, key: whole.potential_fn(z, whole.random_batch(key, plates))

@@ -27,10 +27,10 @@ from numpyro_pdmp.potential import ModelFunctions, gradient_fn
 from numpyro_pdmp.process.batches import (
     BatchSource,
 )
+from numpyro_pdmp.shards import shard_draws
 from numpyro_pdmp.subsample import (
     SubsampledModel,
     is_small,
-    pilot_batch,
     with_batch,
 )
 
@@ -60,16 +60,30 @@ def target_functions(
     """
     subsampled = SubsampledModel(model, model_args, model_kwargs)
     # The start of a large model is not looked for: any batch tells if it is valid.
-    rows = pilot_batch(subsampled.plates, PILOT_ROWS if subsampled.is_small else 1)
+    rows = subsampled.pilot_batch(PILOT_ROWS if subsampled.is_small else 1)
     return ModelFunctions(
         potential_fn=partial(subsampled.potential_fn, batch=rows),
         postprocess_fn=subsampled.postprocess_fn,
         constrain_fn=subsampled.constrain_fn,
         sites=subsampled.sites,
         shapes=subsampled.shapes,
-        model=with_batch(model, rows) if rows else model,
+        model=_on_few_rows(model, subsampled, rows) if rows else model,
         subsampled=subsampled if rows else None,
     )
+
+
+def _on_few_rows(model: Callable, subsampled: SubsampledModel, rows: Any) -> Callable:
+    """A model without random batches, to try where to start."""
+    if subsampled.shards is None:
+        return with_batch(model, rows)
+
+    def on_copies(*args, **kwargs):
+        few, few_kwargs = SubsampledModel(model, args, kwargs).few_arguments
+        nums = {name: num for name, (_, num) in subsampled.plates.items()}
+        first = {name: jnp.arange(num, dtype=jnp.int32) for name, num in nums.items()}
+        return with_batch(model, first)(*few, **few_kwargs)
+
+    return on_copies
 
 
 def make_target(
@@ -102,13 +116,20 @@ def make_target(
             grad_fn = fast_in_loops(grad_fn)
         return Target(grad_fn, potential_fn, None)
     grad = jax.jacfwd if forward_mode else jax.grad
-    plates = model.plates
+    plates = model.draw_plates()
+    if model.shards is not None and batching == "epoch":
+        raise ValueError(
+            "`batching='epoch'` is not possible with rows that are spread over "
+            "devices; use 'without_replacement', 'with_replacement' or 'contiguous'."
+        )
     if importance == RUNS:
         importance, batching = None, "contiguous"
     if importance is not None:
         plates = weighted_plates(plates)
 
     def next_batch(state, words):
+        if model.shards is not None:
+            return state, shard_draws(words, plates, model.sharded, batching)
         state, batch = batches.next_batch(state, words, plates, batching)
         if importance is None:
             return state, batch
