@@ -41,6 +41,10 @@ def _subtract(a: Any, b: Any) -> Any:
     return jax.tree.map(jnp.subtract, a, b)
 
 
+def _all_finite(*trees: Any) -> bool:
+    return bool(jnp.all(jnp.isfinite(ravel_pytree(trees)[0])))
+
+
 def _dot(a: Any, b: Any) -> Array:
     return jnp.vdot(ravel_pytree(a)[0], ravel_pytree(b)[0])
 
@@ -95,6 +99,17 @@ def control_variate(
 
     return ControlVariate(
         center, energy, grad, model.over_all_data(hessian, chunk_size)
+    )
+
+
+def check_control(cv: ControlVariate | None) -> None:
+    """Raise if all data do not have the finite gradient that a few rows have."""
+    if cv is None or _all_finite(cv.energy_full, cv.grad_full):
+        return
+    raise ValueError(
+        f"The potential energy of all data, {cv.energy_full}, or its gradient is not "
+        "finite, though that of a few rows is: look for rows with missing or infinite "
+        "values, and leave them out."
     )
 
 

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro.util import find_stack_level, identity, is_prng_key, not_jax_tracer
-from numpyro_pdmp.control_variates import control_variate, of_order
+from numpyro_pdmp.control_variates import check_control, control_variate, of_order
 from numpyro_pdmp.descent import (
     find_start,
     find_start_large,
@@ -176,6 +176,7 @@ class StartMixin:
             check_copies(float(same[0]), float(same[1]), functions.subsampled)
         if concrete and choice is not None:
             adapt_state = state.adapt_state
+            check_control(adapt_state.control)
             control = of_order(adapt_state.control, int(choice[0]))
             importance = (None, adapt_state.importance, RUNS)[int(choice[1])]
             adapt_state = adapt_state._replace(control=control, importance=importance)
