@@ -17,8 +17,6 @@ import os
 from pathlib import Path
 from typing import Any
 import warnings
-from zipfile import BadZipFile
-import zlib
 
 import numpy as np
 
@@ -29,6 +27,7 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC
 from numpyro.util import find_stack_level, is_prng_key
 from numpyro_pdmp.chunks import _first_state, run_chunks
+from numpyro_pdmp.files import read_arrays, read_json
 from numpyro_pdmp.options import require_count
 from numpyro_pdmp.version import __version__
 
@@ -36,8 +35,7 @@ FORMAT = 1
 RUN, STATE = "run.json", "state.npz"
 PART = ".part"  # at the end of the name of a file that is not yet whole
 
-#: what reading a damaged file of arrays may raise
-_DAMAGED = (BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError)
+UNCHANGED = "Nothing was changed. Restore the file, or start anew in another directory."
 
 
 def _write(path: Path, write: Callable) -> None:
@@ -66,17 +64,6 @@ def _write(path: Path, write: Callable) -> None:
 def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     arrays = {name: np.asarray(a) for name, a in arrays.items()}
     _write(path, lambda file: np.savez(file, **arrays))
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except _DAMAGED as error:
-        raise ValueError(
-            f"`path`: {path} is damaged or not a checkpoint ({error}). Nothing was "
-            "changed. Restore the file, or start anew in another directory."
-        ) from error
 
 
 def _digest(value: Any) -> str:
@@ -126,19 +113,10 @@ def _description(mcmc: MCMC, rng_key, args, kwargs, init_params, fields) -> dict
 
 def _check_run(path: Path, new: dict) -> None:
     """Refuse a directory of another run."""
-    try:
-        old = json.loads((path / RUN).read_text(encoding="utf-8"))
-        known = isinstance(old, dict) and "format" in old
-    except (ValueError, UnicodeDecodeError):
-        known = False
-    if not known:
+    old = read_json(path / RUN, UNCHANGED)
+    if old.get("format") != FORMAT:
         raise ValueError(
-            f"`path`: {path / RUN} is damaged or not a checkpoint. Nothing was "
-            "changed. Start anew in another directory."
-        )
-    if old["format"] != FORMAT:
-        raise ValueError(
-            f"`path`: {path} has format {old['format']}, and this version reads "
+            f"`path`: {path} has format {old.get('format')}, and this version reads "
             f"{FORMAT}. Nothing was changed. Go on with the version that wrote it."
         )
     differ = [k for k in new if k != "versions" and old.get(k) != new[k]]
@@ -217,8 +195,40 @@ def _as_dict(samples: Any) -> dict[str, Any]:
     return samples if isinstance(samples, dict) else {"": samples}
 
 
+def _read_state(path: Path, like: Any) -> tuple[Any, int, int]:
+    """State, steps and number of chunks, from the file of a state like this one."""
+    arrays = read_arrays(path / STATE, UNCHANGED)
+    state = _restored(like, arrays, path / STATE)
+    step, index = int(arrays["step"]), int(arrays["num_chunks"])
+    missing = [i for i in range(index) if not (path / _chunk_name(i)).exists()]
+    if missing:
+        raise ValueError(
+            f"`path`: {path / _chunk_name(missing[0])} is missing, one of {index} "
+            "chunks. Nothing was changed. Restore it, or give another directory."
+        )
+    return state, step, index
+
+
+def _kinds(arrays: dict[str, np.ndarray]) -> dict:
+    """What is the same in all chunks of a run."""
+    return {k: (a.dtype, a.shape[:1], a.shape[2:]) for k, a in arrays.items()}
+
+
 def _collect(path: Path, num_chunks: int) -> tuple[Any, dict[str, np.ndarray]]:
-    parts = [_read_arrays(path / _chunk_name(i)) for i in range(num_chunks)]
+    parts: list[dict[str, np.ndarray]] = []
+    for i in range(num_chunks):
+        part = read_arrays(path / _chunk_name(i), UNCHANGED)
+        lengths = {a.shape[1:2] for a in part.values()}
+        if (
+            len(lengths) != 1
+            or () in lengths
+            or _kinds(part) != _kinds((*parts, part)[0])
+        ):
+            raise ValueError(
+                f"`path`: {path / _chunk_name(i)} is not a chunk of this run. "
+                f"{UNCHANGED}"
+            )
+        parts.append(part)
     joined = {k: np.concatenate([p[k] for p in parts], 1) for k in parts[0]}
     samples, fields = (
         {k.removeprefix(p): v for k, v in joined.items() if k.startswith(p)}
@@ -288,7 +298,6 @@ def run_checkpointed(
         _write(path / RUN, lambda file: file.write(json.dumps(new, indent=1).encode()))
     state, step, index = None, 0, 0
     if (path / STATE).exists():
-        arrays = _read_arrays(path / STATE)
         keys = rng_key
         if mcmc.num_chains > 1 and is_prng_key(rng_key):
             keys = random.split(rng_key, mcmc.num_chains)
@@ -296,14 +305,7 @@ def run_checkpointed(
         like = _first_state(
             kernel, keys, mcmc.num_warmup, init_params, args, kwargs, None
         )
-        state = _restored(like, arrays, path / STATE)
-        step, index = int(arrays["step"]), int(arrays["num_chunks"])
-        missing = [i for i in range(index) if not (path / _chunk_name(i)).exists()]
-        if missing:
-            raise ValueError(
-                f"`path`: {path / _chunk_name(missing[0])} is missing, one of {index} "
-                "chunks. Nothing was changed. Restore it, or give another directory."
-            )
+        state, step, index = _read_state(path, like)
     if step < mcmc.num_warmup + mcmc.num_samples:
         chunks = run_chunks(
             mcmc,

@@ -21,6 +21,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.optim import Minimize, _NumPyroOptim
 from numpyro_pdmp.batch import random_batch
 from numpyro_pdmp.convolutions import fast_in_loops
+from numpyro_pdmp.files import read_arrays, require_names
 from numpyro_pdmp.hessian import (
     DENSE_DIMENSIONS,
     dense_factor,
@@ -50,6 +51,9 @@ MAX_IDLE = 3
 
 #: before the names of sites in a file
 _PARAM = "param:"
+
+
+NOT_A_MODE = "Give a file that `MAP.save` has written."
 
 
 class MAP(NamedTuple):
@@ -91,26 +95,25 @@ class MAP(NamedTuple):
 
         :param path: of the file.
         """
-        with np.load(path, allow_pickle=False) as file:
-            missing = sorted({"potential_energy", "losses"} - set(file.files))
-            if missing:
-                raise ValueError(
-                    f"`path`: {path} has no {missing}: not written by `MAP.save`."
-                )
-            params = {
-                k.removeprefix(_PARAM): jnp.asarray(file[k])
-                for k in file.files
-                if k.startswith(_PARAM)
-            }
-            converged = bool(file["converged"]) if "converged" in file.files else None
-            return cls(
-                params,
-                jnp.asarray(file["potential_energy"]),
-                file["losses"],
-                int(file["num_steps"]),
-                float(file["gradient_norm"]),
-                converged,
-            )
+        file = read_arrays(path, NOT_A_MODE)
+        names = ("potential_energy", "losses", "num_steps", "gradient_norm")
+        require_names(file, names, path, NOT_A_MODE)
+        sizes = [file[k].size for k in ("potential_energy", *names[2:])]
+        if sizes != [1, 1, 1] or any(a.dtype.kind not in "fiub" for a in file.values()):
+            raise ValueError(f"`path`: {path} has other arrays. {NOT_A_MODE}")
+        params = {
+            k.removeprefix(_PARAM): jnp.asarray(a)
+            for k, a in file.items()
+            if k.startswith(_PARAM)
+        }
+        return cls(
+            params,
+            jnp.asarray(file["potential_energy"]),
+            file["losses"],
+            int(file["num_steps"]),
+            float(file["gradient_norm"]),
+            bool(np.all(file["converged"])) if "converged" in file else None,
+        )
 
 
 class _Loop(NamedTuple):

@@ -35,6 +35,7 @@ from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
 from numpyro_pdmp.chunks import run_chunks
 from numpyro_pdmp.diagnostics import report_run
+from numpyro_pdmp.files import read_arrays, read_json, require_names
 from numpyro_pdmp.find_map import MAP, find_map
 from numpyro_pdmp.kernel import PDMPKernel
 from numpyro_pdmp.process.scale import Scale
@@ -90,6 +91,9 @@ def defaults(data: str) -> dict[str, Any]:
         many = {"batch_size": 256, "map_steps": 3000, "num_warmup": 50}
         return {"network": "resnet20", "num_samples": 100, **many}
     return {"network": "regression_mlp", "num_samples": 500, **small}
+
+
+ANEW = "Delete it, or give --force to make all results anew."
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -312,14 +316,15 @@ def constrained(model: Callable, mode: MAP, data: Data) -> dict[str, Array]:
 
 
 def _load_prediction(path: Path) -> Prediction:
-    with np.load(path, allow_pickle=False) as file:
-        entropy = None
-        if "total" in file.files:
-            names = metrics.Uncertainty._fields
-            entropy = metrics.Uncertainty(*(file[k] for k in names))
-        mean, variance, noise = (file[k] for k in ("mean", "variance", "noise"))
-        log_density = file["log_density"] if "log_density" in file.files else None
-        return Prediction(mean, variance, noise, entropy, log_density)
+    file = read_arrays(path, ANEW)
+    require_names(file, ("mean", "variance", "noise"), path, ANEW)
+    entropy = None
+    if "total" in file:
+        names = metrics.Uncertainty._fields
+        require_names(file, names, path, ANEW)
+        entropy = metrics.Uncertainty(*(file[k] for k in names))
+    mean, variance, noise = (file[k] for k in ("mean", "variance", "noise"))
+    return Prediction(mean, variance, noise, entropy, file.get("log_density"))
 
 
 def _save_prediction(path: Path, prediction: Prediction) -> None:
@@ -331,7 +336,13 @@ def _save_prediction(path: Path, prediction: Prediction) -> None:
 def _load_draws(path: Path) -> dict[str, np.ndarray]:
     import arviz as az
 
-    posterior = az.from_netcdf(path).posterior
+    try:
+        posterior = az.from_netcdf(path).posterior.load()
+    # HDF5 raises whatever the bytes make it stumble over.
+    except Exception as error:
+        raise ValueError(
+            f"{path} is damaged or has no draws ({type(error).__name__}). {ANEW}"
+        ) from error
     return {str(name): posterior[name].values for name in posterior}
 
 
@@ -359,7 +370,7 @@ def sampling_stage(
     if done.is_file():
         say("Draws: from their files.")
         other = _load_prediction(files[1]) if outside is not None else None
-        return _load_prediction(files[0]), other, json.loads(done.read_text())
+        return _load_prediction(files[0]), other, read_json(done, ANEW)
     clock = time.perf_counter()
     x, y = jnp.asarray(data.x_train), jnp.asarray(data.y_train)
     kernel = make_kernel(args, model, mode, x, y)
