@@ -19,7 +19,6 @@ import optax
 
 from numpyro.infer import init_to_uniform
 from numpyro.optim import Minimize, _NumPyroOptim
-from numpyro_pdmp.batch import random_batch
 from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.files import read_arrays, require_names
 from numpyro_pdmp.hessian import (
@@ -31,12 +30,13 @@ from numpyro_pdmp.hessian import (
 )
 from numpyro_pdmp.initialize import check_sites, jit_arrays, strategy_params
 from numpyro_pdmp.process.scale import Scale
+from numpyro_pdmp.shards import plain
 from numpyro_pdmp.subsample import (
+    SubsampledModel,
     as_jax_rows,
     batch_potential,
     is_random,
     model_layout,
-    with_batch,
 )
 
 #: batches over which the energy of a subsampled model is averaged at start and end
@@ -320,11 +320,13 @@ def find_map(
     key_start, key_steps, key_value = random.split(rng_key, 3)
 
     def compiled(fn: Callable) -> Callable:
-        return jit_arrays(fn, *data)
+        inner = jit_arrays(fn, *data)
+        return lambda *rest: plain(inner(*rest))
 
     @compiled
     def draw_start(args, kwargs):
-        start = with_batch(model, random_batch(key_value, plates))
+        whole = SubsampledModel(model, args, kwargs)
+        start = whole.start_model(whole.random_batch(key_value, plates))
         return strategy_params(
             key_start, start, init_strategy, False, lambda f: f, args, kwargs
         )[0]

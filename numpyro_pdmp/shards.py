@@ -163,12 +163,26 @@ class Shards:
 
             return [of(*both) for both in zip(arrays, self.dims, strict=True)]
 
-        def plain(x):
-            # Not all of JAX works on a mesh outside of compiled programs.
-            return x if isinstance(x, jax.core.Tracer) else jnp.asarray(np.asarray(x))
+        return plain(jax.jit(self._map(last, (self.specs,), EVERYWHERE))(arrays))
 
-        found = jax.jit(self._map(last, (self.specs,), EVERYWHERE))(arrays)
-        return jax.tree.map(plain, found)
+
+def plain(tree: Any) -> Any:
+    """Arrays that all devices have, as if there were one: for use outside of `jit`.
+
+    There, not all of JAX works on a mesh.
+    """
+
+    def local(x):
+        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+            return x
+        if len(x.sharding.device_set) == 1 or not x.is_fully_replicated:
+            return x
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            data = jnp.asarray(np.asarray(random.key_data(x)))
+            return random.wrap_key_data(data, impl=random.key_impl(x))
+        return jnp.asarray(np.asarray(x))
+
+    return jax.tree.map(local, tree)
 
 
 def _spec(x: Any) -> tuple[PartitionSpec, Any] | None:

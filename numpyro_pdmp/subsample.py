@@ -182,6 +182,15 @@ def _merged(treedef: Any, leaves: list, arrays: list) -> Any:
     return jax.tree.unflatten(treedef, [b if a is None else a for a, b in both])
 
 
+def _few_rows(data: Any, num: int) -> Any:
+    """A model's arguments with so many rows of each device, where all can see them."""
+    leaves, treedef = jax.tree.flatten(data)
+    shards = find_shards(leaves)
+    if shards is None:
+        return data
+    return _merged(treedef, leaves, shards.few(_arrays(leaves), num))
+
+
 class SubsampledModel:
     """A model, any of whose plates may be subsampled, and its arguments.
 
@@ -270,13 +279,25 @@ class SubsampledModel:
         """
         if self.shards is None:
             return self._args, self._kwargs
-        return self._few_rows(self.plates[self.sharded[0]][1] // self.shards.num)
+        share = self.plates[self.sharded[0]][1] // self.shards.num
+        return _few_rows((self._args, self._kwargs), share)
 
-    def _few_rows(self, num: int) -> Any:
-        assert self.shards is not None
-        leaves, treedef = jax.tree.flatten((self._args, self._kwargs))
-        few = self.shards.few(_arrays(leaves), num)
-        return _merged(treedef, leaves, few)
+    def start_model(self, batch: Batch) -> Callable:
+        """The model without random batches, to try where to start.
+
+        :param batch: on which rows; of those on many devices only a few are used.
+        """
+        if self.shards is None:
+            return with_batch(self._model, batch)
+        nums = {name: num for name, (_, num) in self.plates.items()}
+        share = nums[self.sharded[0]] // self.shards.num
+
+        def on_copies(*args, **kwargs):
+            few, few_kwargs = _few_rows((args, kwargs), share)
+            first = {k: jnp.arange(num, dtype=jnp.int32) for k, num in nums.items()}
+            return with_batch(self._model, first)(*few, **few_kwargs)
+
+        return on_copies
 
     def draw_plates(self, plates: Plates | None = None) -> Plates:
         """Sizes that rows are drawn from: those of a device, where they are spread."""
@@ -360,7 +381,7 @@ class SubsampledModel:
         here = self.potential_fn(z, {**batch, plate: self.shards.spread(last)})
         rows = ShareOfRows(jnp.arange(num * share), self.shards.size)
         copies = {**batch, plate: rows}
-        there = self._functions(copies, *self._few_rows(share))[0](self._sites(z))
+        there = self._functions(copies, *self.few_arguments)[0](self._sites(z))
         return here, there
 
     @property

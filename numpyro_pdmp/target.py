@@ -31,7 +31,6 @@ from numpyro_pdmp.shards import shard_draws
 from numpyro_pdmp.subsample import (
     SubsampledModel,
     is_small,
-    with_batch,
 )
 
 #: rows of each plate on which a start is looked for
@@ -67,23 +66,9 @@ def target_functions(
         constrain_fn=subsampled.constrain_fn,
         sites=subsampled.sites,
         shapes=subsampled.shapes,
-        model=_on_few_rows(model, subsampled, rows) if rows else model,
+        model=subsampled.start_model(rows) if rows else model,
         subsampled=subsampled if rows else None,
     )
-
-
-def _on_few_rows(model: Callable, subsampled: SubsampledModel, rows: Any) -> Callable:
-    """A model without random batches, to try where to start."""
-    if subsampled.shards is None:
-        return with_batch(model, rows)
-
-    def on_copies(*args, **kwargs):
-        few, few_kwargs = SubsampledModel(model, args, kwargs).few_arguments
-        nums = {name: num for name, (_, num) in subsampled.plates.items()}
-        first = {name: jnp.arange(num, dtype=jnp.int32) for name, num in nums.items()}
-        return with_batch(model, first)(*few, **few_kwargs)
-
-    return on_copies
 
 
 def make_target(
