@@ -17,8 +17,9 @@ from numpyro_pdmp.batch import random_batch
 from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.initialize import check_sites, jit_arrays
 from numpyro_pdmp.process.scale import LowRankScale
+from numpyro_pdmp.rows import with_batch
 from numpyro_pdmp.shards import find_shards
-from numpyro_pdmp.subsample import as_jax_rows, model_layout, with_batch
+from numpyro_pdmp.subsample import as_jax_rows, model_layout
 
 #: most dimensions for which "auto" takes one product per dimension
 EXACT_DIMENSIONS = 1024

@@ -28,10 +28,8 @@ import jax.numpy as jnp
 from numpyro_pdmp.batch import Batch, Plates
 from numpyro_pdmp.control_variates import ControlVariate, of_order, taylor
 from numpyro_pdmp.moments import AnyScale
-from numpyro_pdmp.subsample import (
-    SubsampledModel,
-    WeightedRows,
-)
+from numpyro_pdmp.rows import WeightedRows
+from numpyro_pdmp.subsample import SubsampledModel
 
 #: cost of a gradient with control variates of order 0, 1 and 2, and how many more
 #: gradients a unit of noise in the rates takes: both rough

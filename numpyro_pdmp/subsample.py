@@ -13,7 +13,7 @@ potential of all data.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
 import numpy as np
@@ -33,17 +33,13 @@ from numpyro.infer.util import (
     transform_fn,
     unconstrain_fn,
 )
-from numpyro_pdmp.batch import Batch, Plates, random_batch
+from numpyro_pdmp.batch import Batch, Plates
 from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.host_rows import HostRows, recorded_calls
 from numpyro_pdmp.potential import _validate, latent_sites
-from numpyro_pdmp.shards import (
-    Shards,
-    check_shards,
-    find_shards,
-    random_shard_draws,
-    warn_of_hidden,
-)
+from numpyro_pdmp.rows import _indices, with_batch
+from numpyro_pdmp.shards import warn_of_hidden
+from numpyro_pdmp.spread import SpreadMixin
 
 #: rows evaluated at once when all data are used
 CHUNK_SIZE = 2**14
@@ -54,63 +50,6 @@ SMALL_MODEL, LARGE_MODEL_CHUNK = 1024, 2**10
 def is_small(shapes: Any) -> bool:
     """Whether a model with sites of these shapes is no network to speak of."""
     return sum(a.size for a in jax.tree.leaves(shapes)) <= SMALL_MODEL
-
-
-class WeightedRows(NamedTuple):
-    """Rows of a plate that count more or less than once."""
-
-    rows: Array  # (m,)
-    weights: Array  # (m,) inverse of the rows' probabilities, 1 for equal ones
-
-
-class ShareOfRows(NamedTuple):
-    """Rows of a plate, counted from the first that a device has."""
-
-    rows: Array  # (m,)
-    size: int  # rows that all devices have
-
-
-def _indices(rows: Any) -> Any:
-    return rows.rows if isinstance(rows, (WeightedRows, ShareOfRows)) else rows
-
-
-class with_batch(substitute):
-    """Run a model on the given rows of its plates.
-
-    As NumPyro's ``substitute``, but any number of rows is allowed without a warning.
-
-    :param fn: the model.
-    :param data: indices of each plate, or :class:`WeightedRows`, or
-        :class:`ShareOfRows`, which count for those of all devices.
-    """
-
-    def __init__(self, fn: Any = None, data: Batch | None = None):
-        data = {} if data is None else data
-        weighted = {k: v for k, v in data.items() if isinstance(v, WeightedRows)}
-        self.weights = {k: v.weights for k, v in weighted.items()}
-        shares = {k: v for k, v in data.items() if isinstance(v, ShareOfRows)}
-        self.sizes = {k: v.size for k, v in shares.items()}
-        super().__init__(fn, {k: _indices(v) for k, v in data.items()})
-
-    def process_message(self, msg):
-        super().process_message(msg)
-        if msg["type"] == "plate" and msg["name"] in self.data:
-            size, _ = msg["args"]
-            msg["args"] = (size, len(msg["value"]))
-            if msg["name"] in self.sizes:
-                # The model may know the size of all data, or see that of the device's.
-                self.weights[msg["name"]] = jnp.full(1, self.sizes[msg["name"]] / size)
-        if msg["type"] == "sample" and self.weights:
-            for frame in msg["cond_indep_stack"]:
-                if frame.name in self.weights:
-                    weights = self.weights[frame.name]
-                    weights = weights.reshape(-1, *(1,) * (-frame.dim - 1))
-                    scale = msg["scale"]
-                    msg["scale"] = weights if scale is None else scale * weights
-
-
-def _evenly(size: int, num: int) -> Array:
-    return (jnp.arange(num) * (size / num)).astype(jnp.int32)
 
 
 def _is_subsampled(site: dict) -> bool:
@@ -171,27 +110,7 @@ def as_jax_rows(tree: Any, plates: Plates) -> Any:
     return jax.tree.map(convert, tree)
 
 
-def _arrays(leaves: list) -> list[Array | None]:
-    """JAX arrays among the leaves of a model's arguments."""
-    return [x if isinstance(x, jax.Array) else None for x in leaves]
-
-
-def _merged(treedef: Any, leaves: list, arrays: list) -> Any:
-    """The arguments with these arrays, and other leaves as they are."""
-    both = zip(arrays, leaves, strict=True)
-    return jax.tree.unflatten(treedef, [b if a is None else a for a, b in both])
-
-
-def _few_rows(data: Any, num: int) -> Any:
-    """A model's arguments with so many rows of each device, where all can see them."""
-    leaves, treedef = jax.tree.flatten(data)
-    shards = find_shards(leaves)
-    if shards is None:
-        return data
-    return _merged(treedef, leaves, shards.few(_arrays(leaves), num))
-
-
-class SubsampledModel:
+class SubsampledModel(SpreadMixin):
     """A model, any of whose plates may be subsampled, and its arguments.
 
     Positions ``z`` are dicts of unconstrained sites, or flat arrays of the same in the
@@ -207,7 +126,6 @@ class SubsampledModel:
         kwargs = {} if kwargs is None else kwargs
         self._model = model
         self._args, self._kwargs = args, kwargs
-        #: where rows are that are spread over devices, and the plates of such rows
         self.shards, self.sharded = self._find_shards()
         args, kwargs = self.few_arguments
         # The prototype only yields supports and shapes, so its key does not matter.
@@ -218,9 +136,8 @@ class SubsampledModel:
             self._transforms, self._replay, self._enum, self._trace = (
                 _get_model_transforms(prototype, args, kwargs)
             )
-        #: size and subsample size of each subsampled plate
         if self.shards is None:
-            self.plates: Plates = {
+            self.plates = {
                 k: s["args"] for k, s in self._trace.items() if _is_subsampled(s)
             }
         #: what fetches rows of each plate from the host
@@ -246,143 +163,6 @@ class SubsampledModel:
         self.shapes = jax.eval_shape(
             partial(transform_fn, self._transforms, invert=True), values
         )
-
-    # Rows that are spread over devices
-
-    def _find_shards(self) -> tuple[Shards | None, list[str]]:
-        leaves, treedef = jax.tree.flatten((self._args, self._kwargs))
-        shards = find_shards(leaves)
-        if shards is None:
-            return None, []
-        # The model sees the rows of a device; only shapes tell the sizes of all.
-        found: list[SubsampledModel] = []
-
-        def look(arrays):
-            data = _merged(treedef, leaves, arrays)
-            found.append(SubsampledModel(self._model, *data))
-
-        shapes = [
-            jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array) else None
-            for x in leaves
-        ]
-        jax.eval_shape(look, shapes)
-        self.plates = found[0].plates
-        if not self.plates:
-            return None, []  # no rows to draw: all is left to JAX
-        return shards, check_shards(shards, leaves, self.plates)
-
-    @property
-    def few_arguments(self) -> tuple[tuple, dict]:
-        """The model's arguments; of rows on many devices only a few, on each of them.
-
-        They are for what does not depend on data: supports, shapes, priors.
-        """
-        if self.shards is None:
-            return self._args, self._kwargs
-        share = self.plates[self.sharded[0]][1] // self.shards.num
-        return _few_rows((self._args, self._kwargs), share)
-
-    def start_model(self, batch: Batch) -> Callable:
-        """The model without random batches, to try where to start.
-
-        :param batch: on which rows; of those on many devices only a few are used.
-        """
-        if self.shards is None:
-            return with_batch(self._model, batch)
-        nums = {name: num for name, (_, num) in self.plates.items()}
-        share = nums[self.sharded[0]] // self.shards.num
-
-        def on_copies(*args, **kwargs):
-            few, few_kwargs = _few_rows((args, kwargs), share)
-            first = {k: jnp.arange(num, dtype=jnp.int32) for k, num in nums.items()}
-            return with_batch(self._model, first)(*few, **few_kwargs)
-
-        return on_copies
-
-    def draw_plates(self, plates: Plates | None = None) -> Plates:
-        """Sizes that rows are drawn from: those of a device, where they are spread."""
-        plates = self.plates if plates is None else plates
-        if self.shards is None:
-            return plates
-        num = self.shards.num
-        return {
-            name: (sizes[0] // num, sizes[1] // num) if name in self.sharded else sizes
-            for name, sizes in plates.items()
-        }
-
-    def spread(self, name: str, rows: Array) -> Array:
-        """Rows of a plate; the same ones of every device, if they are spread."""
-        spread = self.shards is not None and name in self.sharded
-        return self.shards.spread(rows) if spread else rows  # type: ignore[union-attr]
-
-    def pilot_batch(self, num_rows: int) -> Batch:
-        """A fixed batch, evenly spread over the data, of so many rows or a batch's."""
-        batch = {}
-        for name, (size, num) in self.draw_plates().items():
-            share = self.shards.num if self.shards and name in self.sharded else 1
-            num = min(size, max(num, -(-num_rows // share)))
-            batch[name] = self.spread(name, _evenly(size, num))
-        return batch
-
-    def random_batch(self, rng_key: Array, plates: Plates) -> Batch:
-        """A mini-batch without any row twice.
-
-        :param rng_key: decides the batch.
-        :param plates: size and subsample size of each plate.
-        """
-        if self.shards is None:
-            return random_batch(rng_key, plates)
-        return random_shard_draws(rng_key, self.draw_plates(plates), self.sharded)
-
-    def placed(self, batch: Batch) -> Batch:
-        """Rows where they are needed, so that they are worked out but once."""
-        if self.shards is None:
-            return batch
-        return {
-            name: self.shards.placed(rows) if name in self.sharded else rows
-            for name, rows in batch.items()
-        }
-
-    def _on_data(self, fn: Callable, z: Any, batch: Batch) -> Any:
-        """``fn(z, batch, args, kwargs)``, where the data are.
-
-        :param fn: of the rows of a device, if they are spread. Then results of the
-            devices are stacked.
-        """
-        shards = self.shards
-        if shards is None:
-            return fn(z, batch, self._args, self._kwargs)
-        leaves, treedef = jax.tree.flatten((self._args, self._kwargs))
-
-        batch = self.placed(batch)
-        spread = {name: rows for name, rows in batch.items() if name in self.sharded}
-        others = {name: rows for name, rows in batch.items() if name not in spread}
-
-        def local(arrays, spread, z, others):
-            shares = {
-                name: ShareOfRows(placed.rows, shards.size)
-                for name, placed in spread.items()
-            }
-            return fn(z, shares | others, *_merged(treedef, leaves, arrays))
-
-        return shards.run(local, _arrays(leaves), spread, z, others)
-
-    def check_shards(self, z: Any) -> tuple[Array, Array]:
-        """Potential of a few rows, where they are and as a small data set: the same.
-
-        Unless a row needs what its device does not have, such as an array that the
-        model has not as an argument, or a mean over all rows.
-        """
-        assert self.shards is not None
-        (plate,), num = self.sharded, self.shards.num
-        share = self.plates[plate][1] // num
-        last = self.shards.local_size - share + jnp.arange(share, dtype=jnp.int32)
-        batch = self.pilot_batch(1)
-        here = self.potential_fn(z, {**batch, plate: self.shards.spread(last)})
-        rows = ShareOfRows(jnp.arange(num * share), self.shards.size)
-        copies = {**batch, plate: rows}
-        there = self._functions(copies, *self.few_arguments)[0](self._sites(z))
-        return here, there
 
     @property
     def is_small(self) -> bool:
