@@ -176,6 +176,14 @@ def test_no_rows():
         BPS(rows).init(random.key(0), 10, None, (jnp.zeros(0),), {})
 
 
+def test_outlier_that_the_start_does_not_see():
+    y = jnp.zeros(10_000).at[1].set(1e6)
+    state = BPS(rows).init(random.key(0), 10, None, (y, 10), {})
+    # Ten thousand standard deviations from where all other rows are.
+    mode = state.adapt_state.scale.center
+    np.testing.assert_allclose(mode, 1e6 / 10_001, rtol=1e-3)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_missing_value(value):
     """In a row that is not among those on which a start is looked for."""
