@@ -194,3 +194,17 @@ def test_damaged_results(tmp_path_factory, damage, name):
     arguments.remove("--force")
     assert command.main(arguments) in (0, 2)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"not NetCDF", None])
+def test_damaged_draws(tmp_path, content):
+    """HDF5 is not to be trusted with any bytes, so only a few are tried."""
+    import arviz as az
+
+    path = tmp_path / "draws.nc"
+    az.from_dict(posterior={"w": DRAWS}).to_netcdf(str(path), engine="h5netcdf")
+    np.testing.assert_array_equal(pipeline._load_draws(path)["w"], DRAWS)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2] if content is None else content)
+    with pytest.raises(ValueError, match="draws.nc is damaged or has no draws"):
+        pipeline._load_draws(path)
