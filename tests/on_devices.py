@@ -232,6 +232,37 @@ def check_errors(x, y):
     assert "explicit" in str(found[0].message), found
 
 
+def check_parallel_chains():
+    """A chain on each device is the same as it is among others on one."""
+    from jax import random
+    import jax.numpy as jnp
+
+    from numpyro.infer import MCMC
+    from numpyro_pdmp import BPS
+
+    kernel = BPS(
+        potential_fn=lambda x: 0.5 * jnp.sum(x**2),
+        adapt_mass_matrix=False,
+        draw_time=1.0,
+        cross_chain_adapt=False,
+    )
+    draws = []
+    for method in ("parallel", "vectorized"):
+        mcmc = MCMC(
+            kernel,
+            num_warmup=0,
+            num_samples=200,
+            num_chains=8,
+            chain_method=method,
+            progress_bar=False,
+        )
+        mcmc.run(random.key(0), init_params=jnp.ones((8, 2)))
+        draws.append(np.asarray(mcmc.get_samples(group_by_chain=True)))
+    assert draws[0].shape == (8, 200, 2)
+    np.testing.assert_allclose(draws[0][:, :5], draws[1][:, :5], rtol=1e-3, atol=1e-3)
+    assert np.all(np.abs(draws[0].mean((0, 1))) < 5 * (2 / 8 / 200) ** 0.5)
+
+
 def eight():
     from numpyro_pdmp import check
 
@@ -241,6 +272,7 @@ def eight():
     mcmc = sample(x, y)
     check_communication(x, y, mcmc.last_state)
     assert check(mcmc).num_draws == 2000
+    check_parallel_chains()
 
 
 def process(index, port):
