@@ -53,7 +53,19 @@ _PARAM = "param:"
 
 
 class MAP(NamedTuple):
-    """A mode of the unconstrained posterior and how it was found."""
+    """A mode of the unconstrained posterior and how it was found.
+
+    **Example**
+
+    >>> from jax import random
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro_pdmp import find_map
+    >>> def model():
+    ...     numpyro.sample("x", dist.Normal(3.0, 2.0))
+    >>> mode = find_map(model, random.key(0), progress_bar=False)
+    >>> round(float(mode.params["x"]), 3)
+    3.0
+    """
 
     params: dict[str, Array]  # unconstrained value per site
     potential_energy: Array  # at params; averaged over batches if subsampled

@@ -118,6 +118,19 @@ def haiku_module(
         ``net(numpyro.prng_key(), x)``.
     :param kwargs: keyword inputs to initialise the network with.
     :return: the network as a function of its inputs.
+
+    **Example**
+
+    >>> import haiku as hk
+    >>> import jax.numpy as jnp
+    >>> from jax import random
+    >>> from numpyro.handlers import seed
+    >>> from numpyro_pdmp import haiku_module
+    >>> def model(x):
+    ...     network = hk.transform(lambda x: hk.Linear(3)(x))
+    ...     return haiku_module("net", network, input_shape=(1, 2))(x)
+    >>> seed(model, random.key(0))(jnp.ones((5, 2))).shape
+    (5, 3)
     """
     init, apply, stateful = _with_rng(nn_module)
     params = numpyro.param(name + "$params")
@@ -333,6 +346,16 @@ def haiku_init(
     :param name: as given to :func:`random_haiku_module`, like the other arguments.
     :param rng_key: random key.
     :return: values by site.
+
+    **Example**
+
+    >>> import haiku as hk
+    >>> from jax import random
+    >>> from numpyro_pdmp import haiku_init
+    >>> network = hk.transform(lambda x: hk.Linear(1)(x))
+    >>> {k: v.shape for k, v in
+    ...  haiku_init("net", network, random.key(0), input_shape=(1, 2)).items()}
+    {'net.linear.b': (1,), 'net.linear.w': (2, 1)}
     """
     init, _, stateful = _with_rng(nn_module)
     inputs = _dummy_inputs(args, input_shape, kwargs)

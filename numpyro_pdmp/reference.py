@@ -240,6 +240,18 @@ def laplace_reference(
     :param batch: batch size in place of that of the only subsampled plate.
     :param rng_key: for probes and batches. Default: a fixed one.
     :param model_kwargs: keyword arguments of the model.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro_pdmp import Boomerang, laplace_reference
+    >>> def model():
+    ...     numpyro.sample("x", dist.Normal(3.0, 2.0))
+    >>> reference = laplace_reference(model, {"x": jnp.array(3.0)})
+    >>> round(float(reference.factor[0, 0]), 3)
+    2.0
+    >>> kernel = Boomerang(model, reference=reference)
     """
     kinds = ("auto", "diagonal", "dense", "low_rank", "fisher")
     if kind not in kinds:
