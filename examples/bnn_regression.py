@@ -166,8 +166,8 @@ def main(args):
             spent = mcmc.get_extra_fields()["num_grad"].sum() / args.num_chains
             used[name] = float(spent)
             print(
-                f"{name}: {num_samples} draws, {used[name]:.0f} gradients a chain after "
-                "warm-up",
+                f"{name}: {num_samples} draws, {used[name]:.0f} gradients a chain "
+                "after warm-up",
                 flush=True,
             )
             # Draws of one sampler cost less than those of another: it has more of them.

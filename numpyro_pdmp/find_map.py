@@ -29,6 +29,7 @@ from numpyro_pdmp.hessian import (
     hutchinson_diagonal,
 )
 from numpyro_pdmp.initialize import check_sites, jit_arrays, strategy_params
+from numpyro_pdmp.pages import explained
 from numpyro_pdmp.process.scale import Scale
 from numpyro_pdmp.subsample import (
     as_jax_rows,
@@ -256,6 +257,7 @@ def _curvature_factor(potential_fn: Callable, x: Array) -> Array:
     return 1 / jnp.sqrt(fill_zeros(jnp.hypot(mean, error)))
 
 
+@explained("warmup")
 def find_map(
     model: Callable,
     rng_key: Array,

@@ -23,6 +23,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.primitives import mutable
 from numpyro.util import find_stack_level
+from numpyro_pdmp.pages import explained
 
 INSTEAD = (
     "Use a normalisation without state or noise instead, such as `hk.LayerNorm` or "
@@ -93,6 +94,7 @@ def _bind(apply: Callable, stateful: bool, apply_rng: bool, params: Any, state: 
     return network
 
 
+@explained("haiku")
 def haiku_module(
     name: str,
     nn_module: Any,
@@ -203,6 +205,7 @@ def _prior_of(prior: Any, path: str, short: str, shape: tuple[int, ...]) -> Any:
     return found
 
 
+@explained("haiku")
 def random_haiku_module(
     name: str,
     nn_module: Any,
@@ -328,6 +331,7 @@ def _fixed_part(
     return fixed, state
 
 
+@explained("haiku")
 def haiku_init(
     name: str,
     nn_module: Any,

@@ -36,6 +36,7 @@ from numpyro_pdmp.hessian import (
     lower_factor,
 )
 from numpyro_pdmp.initialize import check_sites, jit_arrays
+from numpyro_pdmp.pages import explained
 from numpyro_pdmp.process.scale import LowRankScale, Scale
 from numpyro_pdmp.subsample import (
     as_jax_rows,
@@ -161,6 +162,7 @@ def _check_scale(scale: Scale | LowRankScale, x: Array) -> Scale | LowRankScale:
     return cast
 
 
+@explained("warmup")
 def reference_scale(reference: Any, z: dict) -> Scale | LowRankScale:
     r"""A Gaussian on the flat unconstrained vector, from what describes one.
 
@@ -193,6 +195,7 @@ def _reference_scale(reference: Any, z: dict) -> Scale | LowRankScale:
     return _check_scale(_guide_scale(*reference, z), x)
 
 
+@explained("warmup")
 def laplace_reference(
     model: Callable,
     params: MAP | dict,
