@@ -150,12 +150,14 @@ def main(args):
     )
 
     results, used = {}, {}
-    kernels = {"BPS": BPS, "SigmaBPS": SigmaBPS, "Boomerang": Boomerang}
-    for name, kernel in kernels.items():
+    kernels = {"BPS": (BPS, {}), "SigmaBPS": (SigmaBPS, {})}
+    # Far from a Gaussian its paths turn often, and more refreshments pay.
+    kernels["Boomerang"] = Boomerang, {"refresh_rate": args.refresh_rate}
+    for name, (kernel, options) in kernels.items():
         num_warmup, num_samples = args.num_warmup, args.num_samples
         while True:
             mcmc = sample(
-                kernel(model, potential_energy=False),
+                kernel(model, potential_energy=False, **options),
                 random.key(2),
                 data,
                 mode,
@@ -254,6 +256,7 @@ if __name__ == "__main__":
     parser.add_argument("--nuts-samples", type=int, default=4000)
     parser.add_argument("--num-warmup", type=int, default=500)
     parser.add_argument("--num-samples", type=int, default=1000)
+    parser.add_argument("--refresh-rate", type=float, default=3.0, help="of Boomerang")
     parser.add_argument("--svi-steps", type=int, default=10_000)
     parser.add_argument("--progress-bar", action="store_true")
     main(parser.parse_args())
