@@ -20,7 +20,6 @@ import optax
 from numpyro.infer import init_to_uniform
 from numpyro.optim import Minimize, _NumPyroOptim
 from numpyro_pdmp.convolutions import fast_in_loops
-from numpyro_pdmp.files import read_arrays, require_names
 from numpyro_pdmp.hessian import (
     DENSE_DIMENSIONS,
     dense_factor,
@@ -29,8 +28,10 @@ from numpyro_pdmp.hessian import (
     hutchinson_diagonal,
 )
 from numpyro_pdmp.initialize import check_sites, jit_arrays, strategy_params
+from numpyro_pdmp.pages import explained
 from numpyro_pdmp.process.scale import Scale
 from numpyro_pdmp.shards import plain
+from numpyro_pdmp.storage import read_arrays, require_names
 from numpyro_pdmp.subsample import (
     SubsampledModel,
     as_jax_rows,
@@ -57,7 +58,19 @@ NOT_A_MODE = "Give a file that `MAP.save` has written."
 
 
 class MAP(NamedTuple):
-    """A mode of the unconstrained posterior and how it was found."""
+    """A mode of the unconstrained posterior and how it was found.
+
+    **Example**
+
+    >>> from jax import random
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro_pdmp import find_map
+    >>> def model():
+    ...     numpyro.sample("x", dist.Normal(3.0, 2.0))
+    >>> mode = find_map(model, random.key(0), progress_bar=False)
+    >>> round(float(mode.params["x"]), 3)
+    3.0
+    """
 
     params: dict[str, Array]  # unconstrained value per site
     potential_energy: Array  # at params; averaged over batches if subsampled
@@ -247,6 +260,7 @@ def _curvature_factor(potential_fn: Callable, x: Array) -> Array:
     return 1 / jnp.sqrt(fill_zeros(jnp.hypot(mean, error)))
 
 
+@explained("warmup")
 def find_map(
     model: Callable,
     rng_key: Array,

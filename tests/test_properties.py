@@ -17,8 +17,8 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro_pdmp import BPS
 from numpyro_pdmp.batch import next_batch, num_words, start_batches
-from numpyro_pdmp.checkpoint import _leaves, _restored
 from numpyro_pdmp.importance import make_importance, weighted_rows
+from numpyro_pdmp.storage import restored_tree, tree_arrays
 from numpyro_pdmp.subsample import SubsampledModel
 
 COMMON = {
@@ -135,12 +135,9 @@ def test_stopping_changes_nothing(stops):
     whole = advance(state, NUM)
     for first, last in zip([0, *stops], [*stops, NUM], strict=True):
         state = advance(state, last - first)
-        leaves = {f"leaf-{i:04d}": a for i, a in enumerate(_leaves(state))}
-        stored = {"structure": str(jax.tree.structure(state))} | leaves
-        numbers = {"step": np.asarray(last), "num_chunks": np.asarray(0)}
-        state = _restored(start(3), stored | numbers, "state.npz")
-    for a, b in zip(_leaves(state), _leaves(whole), strict=True):
-        np.testing.assert_array_equal(a, b)
+        state = restored_tree(start(3), tree_arrays(state))
+    for name, value in tree_arrays(state).items():
+        np.testing.assert_array_equal(value, tree_arrays(whole)[name])
 
 
 @settings(max_examples=10, **COMMON)

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from numpyro_pdmp.bnn.data import DATA_VARIABLE, IMAGES
-from numpyro_pdmp.files import read_json
+from numpyro_pdmp.storage import read_json
 
 EPILOG = f"""
 The directory of --data-dir (or of the variable {DATA_VARIABLE}) has files such as

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_pdmp.files import read_arrays, require_names
+from numpyro_pdmp.storage import read_arrays, require_names
 
 #: names of the data sets of images in the directory
 IMAGES = ("mnist", "fashion_mnist", "svhn", "cifar10", "cifar100")
