@@ -36,6 +36,7 @@ from numpyro_pdmp.batch import (
     num_words,
     split_words,
 )
+from numpyro_pdmp.pages import explained
 
 EVERYWHERE = PartitionSpec()
 
@@ -196,6 +197,7 @@ def _spec(x: Any) -> tuple[PartitionSpec, Any] | None:
     return known.spec, (concrete or known).mesh
 
 
+@explained("devices")
 def find_shards(leaves: list) -> Shards | None:
     """Look for arrays that are spread over devices among a model's arguments.
 
@@ -232,6 +234,7 @@ def find_shards(leaves: list) -> Shards | None:
     return Shards(mesh, axes, num, size, specs, dims)
 
 
+@explained("devices")
 def check_shards(shards: Shards, leaves: list, plates: Plates) -> list[str]:
     """Names of the plates of these rows, or an error where they do not fit."""
     names = [name for name, (size, _) in plates.items() if size == shards.size]
@@ -261,6 +264,7 @@ def check_shards(shards: Shards, leaves: list, plates: Plates) -> list[str]:
     return names
 
 
+@explained("devices")
 def check_copies(here: float, there: float, model: Any) -> None:
     """Raise unless rows have the same potential on their devices and as copies."""
     error = abs(here - there)
