@@ -83,6 +83,18 @@ class Shards:
         """Rows of a device."""
         return self.size // self.num
 
+    def share(self, name: str, sizes: tuple[int, int]) -> tuple[int, int]:
+        """Rows of a device, and those of a batch; an error if they do not divide."""
+        size, num = sizes
+        if num % self.num:
+            near = max(num // self.num, 1) * self.num
+            raise ValueError(
+                f"Plate '{name}' has subsample_size={num}, and its rows are on "
+                f"{self.num} devices: each must have the same share of a batch. Give a "
+                f"multiple, such as {near}."
+            )
+        return size // self.num, num // self.num
+
     def spread(self, rows: Array) -> Array:
         """The same rows of every device, as rows of all data."""
         first = self.local_size * jnp.arange(self.num, dtype=jnp.int32)
@@ -246,14 +258,7 @@ def check_shards(shards: Shards, leaves: list, plates: Plates) -> list[str]:
             "plate must be of these rows, with a `subsample_size`; for gradients of "
             "all data put them on a mesh with axes of type `AxisType.Auto` instead."
         )
-    num = plates[names[0]][1]
-    if num % shards.num:
-        near = max(num // shards.num, 1) * shards.num
-        raise ValueError(
-            f"Plate '{names[0]}' has subsample_size={num}, and its rows are on "
-            f"{shards.num} devices: each must have the same share of a batch. Give a "
-            f"multiple, such as {near}."
-        )
+    shards.share(names[0], plates[names[0]])
     for x, dim in zip(leaves, shards.dims, strict=True):
         if dim is None and shards.size in getattr(x, "shape", ()):
             raise ValueError(
@@ -268,7 +273,8 @@ def check_shards(shards: Shards, leaves: list, plates: Plates) -> list[str]:
 def check_copies(here: float, there: float, model: Any) -> None:
     """Raise unless rows have the same potential on their devices and as copies."""
     error = abs(here - there)
-    if error <= 1e-3 * abs(there) + 1e-5 * model.shards.size:
+    fine = error <= 1e-3 * abs(there) + 1e-5 * model.shards.size
+    if fine or not (math.isfinite(here) or math.isfinite(there)):
         return
     raise ValueError(
         f"Plate {model.sharded}: a few of its rows have the potential energy {here} "

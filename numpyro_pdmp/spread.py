@@ -80,8 +80,6 @@ class SpreadMixin:
         ]
         jax.eval_shape(look, shapes)
         self.plates = found[0].plates
-        if not self.plates:
-            return None, []  # no rows to draw: all is left to JAX
         return shards, check_shards(shards, leaves, self.plates)
 
     @property
@@ -117,9 +115,8 @@ class SpreadMixin:
         plates = self.plates if plates is None else plates
         if self.shards is None:
             return plates
-        num = self.shards.num
         return {
-            name: (sizes[0] // num, sizes[1] // num) if name in self.sharded else sizes
+            name: self.shards.share(name, sizes) if name in self.sharded else sizes
             for name, sizes in plates.items()
         }
 

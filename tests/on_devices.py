@@ -212,6 +212,7 @@ def check_errors(x, y):
         raise AssertionError("no error")
 
     assert "subsample_size=81" in message(Boomerang(model), x, y, 81)
+    assert "AxisType.Auto" in message(Boomerang(model), x, y, None)
     assert "not spread" in message(Boomerang(model), x, np.asarray(y))
     assert "'epoch'" in message(Boomerang(model, batching="epoch"), x, y)
     assert "'importance'" in message(Boomerang(model, batching="importance"), x, y)
