@@ -42,6 +42,9 @@ UNEQUAL_COST = 1.2
 #: runs of consecutive rows are taken from so many rows on, if they are many times as
 #: long as a run, and if they have hardly more noise
 MANY_ROWS, MANY_RUNS, MORE_NOISE = 2**16, 64, 1.25
+#: a large model's path begins at the centre: its first envelope is for places that are
+#: so much nearer to it than typical ones, where a network's gradients can be enormous
+NEAR = 0.1
 #: rows of the other plates, while the rows of one are looked at
 OTHER_ROWS = 256
 
@@ -104,12 +107,13 @@ def row_variance(
     As :func:`row_spreads` would tell for all rows, for models that are too large for
     passes over all data.
 
-    :return: (control variates,).
+    :return: (2, control variates); first at typical places, then near the centre.
     """
     batch = pilot_batch(model.plates, 64)
     corners = _corners(scale)
+    corners = jnp.concatenate([corners, corners.at[:, 0].multiply(NEAR)])
     found = _derivatives(model, plate, scale, control_variates, batch, corners)
-    return jnp.mean(jnp.var(found, axis=-1, ddof=1), axis=0)
+    return jnp.mean(jnp.var(found, axis=-1, ddof=1).reshape(2, 4, -1), axis=1)
 
 
 def row_spreads(
@@ -209,7 +213,7 @@ def plan_batches(
     """
     controls = [of_order(control, k) for k in orders]
     repeats = batching in ("with_replacement", "contiguous")
-    equal, unequal, runs = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
+    equal, unequal, runs, near = (jnp.zeros(()) for _ in range(4))
     tables, many = {}, True
     if not model.is_small and batching == "auto":
         batching = "without_replacement"
@@ -218,7 +222,9 @@ def plan_batches(
         left = 1.0 if repeats else (size - subsample_size) / (size - 1)
         left = left / subsample_size
         if not model.is_small and batching != "importance":
-            equal += left * size**2 * row_variance(model, name, scale, controls)
+            variances = row_variance(model, name, scale, controls)
+            equal += left * size**2 * variances[0]
+            near += left * size**2 * variances[1]
             unequal += jnp.inf
             continue
         spreads, total, run = row_spreads(model, name, scale, controls)
@@ -239,6 +245,8 @@ def plan_batches(
         shuffled = jnp.less_equal(runs, MORE_NOISE * equal) & many
         kind = jnp.where(other < factor, 1, jnp.where(shuffled, 2, 0))
     noise = jnp.select([kind == 1, kind == 2], [unequal, runs], equal)
+    if near.ndim:
+        noise = jnp.sqrt(near)
     costs = jnp.asarray([GRADIENT_COSTS[k] for k in orders])
     costs *= jnp.where(kind == 1, other, factor)
     best = jnp.argmin(jnp.where(jnp.isfinite(costs), costs, jnp.inf))
