@@ -280,7 +280,7 @@ def test_other_kernels_on_digits(kernel, digits):
 
 def test_file_that_is_no_map(tmp_path):
     np.savez(tmp_path / "other.npz", x=np.ones(3))
-    with pytest.raises(ValueError, match="not written by `MAP.save`"):
+    with pytest.raises(ValueError, match="that `MAP.save` has written"):
         MAP.load(tmp_path / "other.npz")
 
 
