@@ -108,7 +108,8 @@ def row_variance(
     """
     batch = model.pilot_batch(64)
     corners = _corners(scale)
-    corners = jnp.concatenate([corners, corners.at[:, 0].multiply(NEAR)])
+    nearer = corners * jnp.array([[NEAR], [1.0]], corners.dtype)
+    corners = jnp.concatenate([corners, nearer])
     found = _derivatives(model, plate, scale, control_variates, batch, corners)
     return jnp.mean(jnp.var(found, axis=-1, ddof=1).reshape(2, 4, -1), axis=1)
 
