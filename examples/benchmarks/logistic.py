@@ -14,6 +14,7 @@ import argparse
 import time
 
 import numpy as np
+from targets import make_data
 
 import jax
 from jax import lax, random
@@ -25,17 +26,6 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import potential_energy
 from numpyro_pdmp import BPS, Boomerang, ZigZag
-
-
-def make_data(num_data, dim, seed=0):
-    """Correlated standard normal covariates with an intercept."""
-    rng = np.random.default_rng(seed)
-    mixing = np.eye(dim) + 0.3 * rng.normal(size=(dim, dim)) / dim**0.5
-    x = rng.normal(size=(num_data, dim)) @ mixing
-    x[:, 0] = 1
-    logits = x @ (0.5 * rng.normal(size=dim))
-    y = rng.random(num_data) < 1 / (1 + np.exp(-logits))
-    return jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
 
 
 def model(x, y):
