@@ -149,3 +149,47 @@ def test_draws_do_not_depend_on_running_ahead(sample_and_state, data):
             np.testing.assert_allclose(*values, rtol=1e-5)
     assert ahead > 1
     np.testing.assert_allclose(*(s.z["beta"] for s in states), rtol=1e-4)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """JAX's persistent compilation cache, and what it is asked for."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+    )
+    old = {name: getattr(jax.config, name) for name in names}
+    for name, value in zip(names, (str(tmp_path), 0.0, -1), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    events = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+    yield events
+    for name, value in old.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_second_run_compiles_nothing(cache):
+    def run():
+        mcmc = MCMC(
+            Boomerang(lambda: numpyro.sample("x", dist.Normal())),
+            num_warmup=20,
+            num_samples=20,
+            progress_bar=False,
+        )
+        jax.clear_caches()  # as in a new process
+        cache.clear()
+        mcmc.run(random.key(0))
+        return (
+            sum(event.endswith(f"/cache_{kind}") for event in cache)
+            for kind in ("misses", "hits")
+        )
+
+    misses, _ = run()
+    assert misses > 0
+    misses, hits = run()
+    assert misses == 0 and hits > 0

@@ -25,11 +25,14 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+clock = CLOCKS["wall"]
+
 
 def seconds(fn, *args):
-    start = time.perf_counter()
+    start = clock()
     out = jax.block_until_ready(fn(*args))
-    return time.perf_counter() - start, out
+    return clock() - start, out
 
 
 def per_draw(loop, state, budget):
@@ -66,9 +69,9 @@ def sample_steps(step, states, keys, args, started):
 
         return lax.fori_loop(0, n, body, (states, jnp.zeros(args.num_chains)))
 
-    begin = time.perf_counter()
+    begin = clock()
     loop = jax.jit(loop).lower(states, 1).compile()
-    compiled = time.perf_counter() - begin
+    compiled = clock() - begin
     time_of_draw = per_draw(loop, states, args.budget)
     num = num_draws(time_of_draw, args)
 
@@ -145,7 +148,7 @@ def numpyro_kernel(name, target, args):
 def run_numpyro(name, target, args):
     from numpyro.infer import MCMC
 
-    started = time.perf_counter()
+    started = clock()
     _, data, field, start = numpyro_kernel(name, target, args)
     num_chains = 1 if name == "hmcecs" else args.num_chains  # not vectorised
     keys = random.split(random.key(args.seed), num_chains)
@@ -167,13 +170,13 @@ def run_numpyro(name, target, args):
     kernel = mcmc.sampler
     mcmc.run(random.key(args.seed), *data, init_params=start)
     state = jax.block_until_ready(mcmc.last_state)
-    begin = time.perf_counter()
+    begin = clock()
 
     def sampling(state, n):
         return lax.fori_loop(0, n, lambda _, s: kernel.sample(s, data, {}), state)
 
     loop = jax.jit(sampling).lower(state, 1).compile()
-    compiled = time.perf_counter() - begin
+    compiled = clock() - begin
     time_of_draw = per_draw(loop, state, args.budget)
     mcmc = new_mcmc(num_draws(time_of_draw, args))
     mcmc.run(
@@ -204,7 +207,7 @@ def run_numpyro(name, target, args):
 def run_blackjax(name, target, args):
     import blackjax
 
-    started = time.perf_counter()
+    started = clock()
     keys = random.split(random.key(args.seed), args.num_chains)
     start = 0.1 * random.normal(random.key(1), (args.num_chains, target.dim))
 
@@ -308,7 +311,7 @@ def run_blackjax(name, target, args):
 def run_pdmp_jax(name, target, args):
     import pdmp_jax
 
-    started = time.perf_counter()
+    started = clock()
     dtype = jnp.float64 if args.x64 else jnp.float32
     center = jnp.asarray(args.mean, dtype)
     factor = jnp.asarray(np.linalg.cholesky(args.covariance), dtype)
@@ -347,10 +350,10 @@ def run_pdmp_jax(name, target, args):
 
     def measured(short, long, mapped):
         fns = {}
-        begin = time.perf_counter()
+        begin = clock()
         for num in (short, long):
             fns[num] = runner(num, mapped).lower(seeds).compile()
-        compiled = (time.perf_counter() - begin) / 2
+        compiled = (clock() - begin) / 2
         slopes = []
         for _ in range(3):
             times = [seconds(fns[num], seeds)[0] for num in (short, long)]
@@ -363,7 +366,7 @@ def run_pdmp_jax(name, target, args):
     num = int(
         np.clip(args.budget / max(options[mapped], 1e-7), args.min_draws, 200_000)
     )
-    begin = time.perf_counter()
+    begin = clock()
     time_of_event, compiled = measured(max(100, num // 5), num, mapped)
     burn = num // 10
     z, grads = jax.block_until_ready(runner(num, mapped)(seeds))
@@ -396,6 +399,8 @@ def peak_mib():
 
 
 def main(args):
+    global clock
+    clock = CLOCKS[args.clock]
     if args.x64:
         jax.config.update("jax_enable_x64", True)
     args.mean = args.covariance = None
@@ -454,6 +459,7 @@ if __name__ == "__main__":
     parser.add_argument("--min-draws", type=int, default=200)
     parser.add_argument("--max-draws", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--x64", action="store_true")
     parser.add_argument("--raw", action="store_true", help="write draws, too")
     main(parser.parse_args())

@@ -170,7 +170,7 @@ def run(sampler, target, args, known):
         command = [python, HERE / "adapter.py", "--sampler", sampler]
         command += ["--target", target, "--out", out, "--reference", known]
         command += ["--budget", args.budget, "--max-draws", args.max_draws]
-        command += ["--seed", args.seed]
+        command += ["--seed", args.seed, "--clock", args.clock]
         env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
         start = time.perf_counter()
         try:
@@ -301,6 +301,8 @@ if __name__ == "__main__":
     parser.add_argument("--max-draws", type=int, default=4000)
     parser.add_argument("--timeout", type=float, default=900.0)
     parser.add_argument("--seed", type=int, default=0)
+    clock = "of a busy machine: CPU seconds of all threads, rather than the wall's"
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=clock)
     args = parser.parse_args()
     args.keep |= args.render
     if args.budget is None:
