@@ -10,15 +10,12 @@ not at all. A chunk that the state does not know of yet is drawn again, with the
 numbers. Files hold arrays and text only; nothing in them is executed.
 """
 
-from collections.abc import Callable
 from hashlib import blake2b
 import json
 import os
 from pathlib import Path
 from typing import Any
 import warnings
-from zipfile import BadZipFile
-import zlib
 
 import numpy as np
 
@@ -28,55 +25,20 @@ import jax.numpy as jnp
 
 from numpyro.infer import MCMC
 from numpyro.util import find_stack_level, is_prng_key
-from numpyro_pdmp.chunks import _first_state, run_chunks
+from numpyro_pdmp.chunks import first_state, run_chunks
 from numpyro_pdmp.options import require_count
+from numpyro_pdmp.storage import (
+    PART,
+    read_arrays,
+    restored_tree,
+    tree_arrays,
+    write_arrays,
+    write_file,
+)
 from numpyro_pdmp.version import __version__
 
 FORMAT = 1
 RUN, STATE = "run.json", "state.npz"
-PART = ".part"  # at the end of the name of a file that is not yet whole
-
-#: what reading a damaged file of arrays may raise
-_DAMAGED = (BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError)
-
-
-def _write(path: Path, write: Callable) -> None:
-    """Write a file so that it is there as a whole, or as it was before."""
-    new = path.with_name(path.name + PART)
-    try:
-        with open(new, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise OSError(
-            error.errno,
-            f"cannot write the checkpoint {path} ({error.strerror}); all chunks before "
-            "it are kept: run again with the same arguments to go on",
-        ) from error
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the name, too
-    finally:
-        os.close(directory)
-
-
-def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    arrays = {name: np.asarray(a) for name, a in arrays.items()}
-    _write(path, lambda file: np.savez(file, **arrays))
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except _DAMAGED as error:
-        raise ValueError(
-            f"`path`: {path} is damaged or not a checkpoint ({error}). Nothing was "
-            "changed. Restore the file, or start anew in another directory."
-        ) from error
 
 
 def _digest(value: Any) -> str:
@@ -153,39 +115,17 @@ def _check_run(path: Path, new: dict) -> None:
         )
 
 
-def _leaves(state: Any) -> list[np.ndarray]:
-    def plain(a):
-        key = jnp.issubdtype(jnp.asarray(a).dtype, jax.dtypes.prng_key)
-        return np.asarray(random.key_data(a) if key else a)
-
-    return [plain(a) for a in jax.tree.leaves(state)]
-
-
 def _restored(like: Any, arrays: dict[str, np.ndarray], path: Path) -> Any:
     """A state with the structure of ``like`` and the values of a file."""
-    leaves, treedef = jax.tree.flatten(like)
-    expected = _leaves(like)
-    stored = [arrays.get(f"leaf-{i:04d}") for i in range(len(leaves))]
     counts = [arrays.get(k, np.zeros(1)) for k in ("step", "num_chunks")]
-    fits = str(arrays.get("structure")) == str(treedef) and all(
-        a.shape == () and a.dtype.kind == "i" and 0 <= a < 2**31 for a in counts
-    )
-    fits = fits and all(
-        b is not None and a.shape == b.shape and a.dtype == b.dtype
-        for a, b in zip(expected, stored, strict=True)
-    )
-    if not fits:
+    fits = all(a.shape == () and a.dtype.kind == "i" and 0 <= a < 2**31 for a in counts)
+    state = restored_tree(like, arrays) if fits else None
+    if state is None:
         raise ValueError(
             f"`path`: the state in {path} does not fit this kernel and model. Nothing "
             "was changed. Give the same arguments, or another directory."
         )
-
-    def value(a, b):
-        if jnp.issubdtype(jnp.asarray(a).dtype, jax.dtypes.prng_key):
-            return random.wrap_key_data(jnp.asarray(b), impl=random.key_impl(a))
-        return jnp.asarray(b)
-
-    return jax.tree.unflatten(treedef, map(value, leaves, stored))
+    return state
 
 
 def _chunk_name(index: int) -> str:
@@ -197,14 +137,10 @@ def _save(path: Path, index: int, chunk: Any) -> int:
     if jax.tree.leaves(chunk.samples)[0].shape[1]:
         named = {f"sample:{k}": v for k, v in _as_dict(chunk.samples).items()}
         named |= {f"field:{k}": v for k, v in chunk.extra_fields.items()}
-        _write_arrays(path / _chunk_name(index), named)
+        write_arrays(path / _chunk_name(index), named)
         index += 1
-    leaves, treedef = jax.tree.flatten(chunk.state)
-    arrays: dict[str, Any] = {
-        f"leaf-{i:04d}": a for i, a in enumerate(_leaves(chunk.state))
-    }
-    arrays |= {"structure": str(treedef), "step": chunk.step, "num_chunks": index}
-    _write_arrays(path / STATE, arrays)
+    counts = {"step": chunk.step, "num_chunks": index}
+    write_arrays(path / STATE, tree_arrays(chunk.state) | counts)
     return index
 
 
@@ -213,7 +149,7 @@ def _as_dict(samples: Any) -> dict[str, Any]:
 
 
 def _collect(path: Path, num_chunks: int) -> tuple[Any, dict[str, np.ndarray]]:
-    parts = [_read_arrays(path / _chunk_name(i)) for i in range(num_chunks)]
+    parts = [read_arrays(path / _chunk_name(i)) for i in range(num_chunks)]
     joined = {k: np.concatenate([p[k] for p in parts], 1) for k in parts[0]}
     samples, fields = (
         {k.removeprefix(p): v for k, v in joined.items() if k.startswith(p)}
@@ -280,15 +216,17 @@ def run_checkpointed(
             "checkpoint. Nothing was changed. Give another directory."
         )
     else:
-        _write(path / RUN, lambda file: file.write(json.dumps(new, indent=1).encode()))
+        write_file(
+            path / RUN, lambda file: file.write(json.dumps(new, indent=1).encode())
+        )
     state, step, index = None, 0, 0
     if (path / STATE).exists():
-        arrays = _read_arrays(path / STATE)
+        arrays = read_arrays(path / STATE)
         keys = rng_key
         if mcmc.num_chains > 1 and is_prng_key(rng_key):
             keys = random.split(rng_key, mcmc.num_chains)
         # Only a new start has the structure that the stored values belong to.
-        like = _first_state(
+        like = first_state(
             kernel, keys, mcmc.num_warmup, init_params, args, kwargs, None
         )
         state = _restored(like, arrays, path / STATE)

@@ -36,7 +36,7 @@ def _need_count(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def _first_state(kernel, rng_key, num_warmup, init_params, args, kwargs, state):
+def first_state(kernel, rng_key, num_warmup, init_params, args, kwargs, state):
     # As in NumPyro: some kernels are not ready for a state before their `init`.
     if state is None or getattr(kernel, "_sample_fn", None) is None:
         new = kernel.init(rng_key, num_warmup, init_params, args, kwargs)
@@ -221,7 +221,7 @@ def _chunks(
         )
         return Chunk(samples, extra, state, step)
 
-    state = _first_state(kernel, *init)
+    state = first_state(kernel, *init)
     compiled = jit_arrays(advance, args, kwargs)
     # As in NumPyro, draws that do not fill a group are left out at the beginning.
     first = num_warmup + (end - num_warmup) % thinning

@@ -29,6 +29,7 @@ from numpyro_pdmp.hessian import (
     hutchinson_diagonal,
 )
 from numpyro_pdmp.initialize import check_sites, jit_arrays, strategy_params
+from numpyro_pdmp.pages import explained
 from numpyro_pdmp.process.scale import Scale
 from numpyro_pdmp.subsample import (
     as_jax_rows,
@@ -53,7 +54,19 @@ _PARAM = "param:"
 
 
 class MAP(NamedTuple):
-    """A mode of the unconstrained posterior and how it was found."""
+    """A mode of the unconstrained posterior and how it was found.
+
+    **Example**
+
+    >>> from jax import random
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro_pdmp import find_map
+    >>> def model():
+    ...     numpyro.sample("x", dist.Normal(3.0, 2.0))
+    >>> mode = find_map(model, random.key(0), progress_bar=False)
+    >>> round(float(mode.params["x"]), 3)
+    3.0
+    """
 
     params: dict[str, Array]  # unconstrained value per site
     potential_energy: Array  # at params; averaged over batches if subsampled
@@ -244,6 +257,7 @@ def _curvature_factor(potential_fn: Callable, x: Array) -> Array:
     return 1 / jnp.sqrt(fill_zeros(jnp.hypot(mean, error)))
 
 
+@explained("warmup")
 def find_map(
     model: Callable,
     rng_key: Array,

@@ -31,9 +31,10 @@ from numpyro_pdmp.bnn.predict import (
     predict,
     score,
 )
+from numpyro_pdmp.bnn.progress import Progress, joined
 from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
-from numpyro_pdmp.chunks import run_chunks
+from numpyro_pdmp.chunks import first_state, run_chunks
 from numpyro_pdmp.diagnostics import report_run
 from numpyro_pdmp.find_map import MAP, find_map
 from numpyro_pdmp.kernel import PDMPKernel
@@ -70,6 +71,7 @@ NUM_PROBES = 20
 FILES = (
     "config.json",
     "map.npz",
+    "progress.npz",
     "draws.nc",
     "prediction.npz",
     "outside.npz",
@@ -214,23 +216,32 @@ def _tuned(state: Any, spent: float, wanted: float) -> Any:
     return state._replace(adapt_state=adapted._replace(draw_time=draw_time))
 
 
-def sample(args, data, model, kernel, streams, kept_draws):
+def sample(args, data, kernel, streams, kept_draws, path):
     """Sample and predict; draws that are to be kept are moved to the host.
 
     :param streams: predictions to be updated.
     :param kept_draws: how many draws to keep, of each chain.
+    :param path: of the file from which an interrupted run goes on.
     :return: the kept draws, the last state, and the fields of all draws.
     """
     x, y = jnp.asarray(data.x_train), jnp.asarray(data.y_train)
+    key = random.fold_in(random.key(args.seed), 1)
     pdmp = isinstance(kernel, PDMPKernel)
     total = args.num_samples // args.thinning
     chunk = int(np.clip(args.num_warmup // (10 * args.thinning), 1, 10))
     every = max(1, total // kept_draws)
     fields = ["num_grad", *(["num_violations", "num_proposals"] if pdmp else [])]
     fields += [] if pdmp else ["step_size"]
+    progress = Progress(path, streams)
+    if path.is_file():
+        keys = key if args.num_chains == 1 else random.split(key, args.num_chains)
+        rows = {"subsample_size": args.batch_size}
+        progress.load(
+            first_state(kernel, keys, args.num_warmup, None, (x, y), rows, None)
+        )
     runs = run_chunks(
         kernel,
-        random.fold_in(random.key(args.seed), 1),
+        key,
         x,
         y,
         subsample_size=args.batch_size,
@@ -240,40 +251,49 @@ def sample(args, data, model, kernel, streams, kept_draws):
         thinning=args.thinning,
         chunk=chunk,
         extra_fields=tuple(fields),
+        state=progress.state,
+        step=progress.step,
         yield_warmup=True,
         progress_bar=args.progress_bar,
     )
-    kept, extra, done, state = [], [], 0, None
-    spent, step = 0.0, 0
     send: Any = None
+    spent = 0.0
+    if pdmp and progress.step:
+        spent = float(np.mean(progress.state.totals.num_grad))
     while True:
         try:
             part = runs.send(send)
         except StopIteration:
             break
-        state, send = part.state, None
+        send, steps = None, part.step - progress.step
+        progress.state, progress.step = part.state, part.step
         num = next(iter(part.samples.values())).shape[1]
         if num == 0 and pdmp and args.draw_time is None:
-            grads = float(np.mean(state.totals.num_grad))
-            used = (grads - spent) / (part.step - step)
-            spent, step = grads, part.step
-            send = _tuned(state, used, args.gradients_per_draw)
-        if num == 0:
-            continue
-        extra.append(jax.tree.map(np.asarray, part.extra_fields))
-        weights = None
-        if args.sampler == "sgld":  # steps that fall, as Welling and Teh weigh them
-            weights = part.extra_fields["step_size"]
-        for stream in streams:
-            stream.update(part.samples, weights, batch_ndims=2)
-        chosen = [k for k in range(num) if (done + k + 1) % every == 0]
-        if chosen:
-            kept.append(
-                jax.tree.map(lambda a, i=chosen: np.asarray(a[:, i]), part.samples)
-            )
-        done += num
-    join = lambda *a: np.concatenate(a, axis=1)  # noqa: E731
-    return jax.tree.map(join, *kept), state, jax.tree.map(join, *extra), every
+            grads = float(np.mean(part.state.totals.num_grad))
+            send = _tuned(part.state, (grads - spent) / steps, args.gradients_per_draw)
+            spent, progress.state = grads, send
+        if num:
+            _take(args, part, streams, progress, every)
+        progress.save()
+    kept, extra = joined(progress.kept), joined(progress.extra)
+    return kept, progress.state, extra, every
+
+
+def _take(args, part, streams, progress, every):
+    """Predict with the draws of a chunk, and keep some of them."""
+    progress.extra.append(jax.tree.map(np.asarray, part.extra_fields))
+    weights = None
+    if args.sampler == "sgld":  # steps that fall, as Welling and Teh weigh them
+        weights = part.extra_fields["step_size"]
+    for stream in streams:
+        stream.update(part.samples, weights, batch_ndims=2)
+    num = next(iter(part.samples.values())).shape[1]
+    chosen = [k for k in range(num) if (progress.done + k + 1) % every == 0]
+    if chosen:
+        progress.kept.append(
+            {k: np.asarray(a[:, chosen]) for k, a in part.samples.items()}
+        )
+    progress.done += num
 
 
 def describe(kernel: Any, state: Any, kept: Any, extra: Any, thinning: int) -> dict:
@@ -366,8 +386,11 @@ def sampling_stage(
     streams = [StreamingPrediction(model, data.x_test, data.y_test)]
     if outside is not None:
         streams.append(StreamingPrediction(model, outside))
+    path = out / "progress.npz"
+    if path.is_file():
+        say("Draws: some are in a file.")
     kept, state, extra, every = sample(
-        args, data, model, kernel, streams, args.keep_draws
+        args, data, kernel, streams, args.keep_draws, path
     )
     results = [stream.result() for stream in streams]
     for path, result in zip(files, results, strict=False):
@@ -377,6 +400,7 @@ def sampling_stage(
     content["mixing"] = _mixing(model, kept, data)
     content["seconds"] = time.perf_counter() - clock
     write_json(done, content)
+    path.unlink(missing_ok=True)
     return results[0], results[1] if len(results) > 1 else None, content
 
 
