@@ -37,6 +37,11 @@ def new(rows, columns, width=2.1, height=1.9, **kwargs):
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
 
 
+def legend(ax, size=6):
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(fontsize=size)
+
+
 def by(results, *names):
     return {tuple(r[n] for n in names): r for r in results}
 
@@ -146,7 +151,7 @@ def acceptance(results):
                 ax.stairs(share, edges, color=colour, ls=line, label=label)
             ax.axvline(1, color="0.5", lw=0.8)
             ax.set_title(f"{scheme}, α = {alpha:g}", fontsize=9)
-            ax.legend(fontsize=6)
+            legend(ax)
     figure.supxlabel("rate / envelope (last bin: above 2)", fontsize=8)
     figure.supylabel("share of proposals", fontsize=8)
     return figure
@@ -181,7 +186,7 @@ def traces(results, component):
         axes[1, column].set(xlabel="draw")
     axes[0, 0].set_ylabel("autocorrelation")
     axes[1, 0].set_ylabel("score / its sd")
-    axes[0, -1].legend(fontsize=6)
+    legend(axes[0, -1])
     return figure
 
 
@@ -204,7 +209,7 @@ def weights(results):
         axes[0, column].set_title(name, fontsize=9)
     axes[0, 0].set_ylabel("weight, first layer")
     axes[1, 0].set_ylabel("weight, last layer")
-    axes[0, -1].legend(fontsize=6)
+    legend(axes[0, -1])
     return figure
 
 
@@ -234,7 +239,7 @@ def entropies(results):
             title = f"{TITLES[method]}, AUROC {auroc:.3f}"
             ax.set_title(title, fontsize=8)
         row[0].set_ylabel(name, fontsize=8)
-    axes[0, 0].legend(fontsize=7)
+    legend(axes[0, 0])
     figure.supxlabel("predictive entropy, nats", fontsize=8)
     return figure
 

@@ -43,12 +43,12 @@ OUTSIDE = {
 LENET = {
     "full": {
         "rows": 10_000,
-        "test-rows": 2000,
+        "test-rows": 1000,
         "batch-size": 100,
-        "map-steps": 3000,
-        "num-warmup": 60,
-        "num-samples": 100,
-        "gradients-per-draw": 15,
+        "map-steps": 2500,
+        "num-warmup": 40,
+        "num-samples": 60,
+        "gradients-per-draw": 12,
     },
     "quick": {
         "rows": 2000,
@@ -71,12 +71,12 @@ LENET = {
 }
 RESNET = {
     "full": {
-        "rows": 5000,
-        "test-rows": 1000,
+        "rows": 10_000,
+        "test-rows": 500,
         "batch-size": 50,
-        "map-steps": 1000,
+        "map-steps": 800,
         "num-warmup": 20,
-        "num-samples": 30,
+        "num-samples": 24,
         "gradients-per-draw": 6,
     },
     "quick": {

@@ -24,6 +24,7 @@ from numpyro_pdmp import (
     SigmaBPS,
     bnn,
     find_map,
+    full_potential,
     laplace_reference,
     run_chunks,
 )
@@ -44,6 +45,8 @@ TITLES = {
     "nuts": "NUTS",
     "sgd": "SGD",
 }
+#: draws that tell whether a step size is too large
+PILOT = 20
 PDMPS = {"bps": BPS, "sigma-bps": SigmaBPS, "boomerang": Boomerang}
 
 
@@ -58,6 +61,7 @@ class Settings(NamedTuple):
     svi_steps: int = 5_000
     nuts: tuple[int, int, int, int] = (500, 500, 2, 8)  # warm-up, draws, chains, depth
     batch_size: int | None = None
+    max_grad: int = 1000  # of a draw of a PDMP
 
 
 class Draws(NamedTuple):
@@ -99,30 +103,69 @@ def one_scale(reference):
     return Scale(reference.center, jnp.full_like(reference.factor, size))
 
 
-def make_kernel(method, model, mode, x, y, settings):
+def make_reference(model, mode, x, y, settings):
+    # Damped by the precision of the widest prior: no weight is freer than before.
+    return laplace_reference(
+        model, mode, x, y, kind="diagonal", damping=1.0, **rows(settings)
+    )
+
+
+def make_pdmp(method, model, reference, settings):
+    return PDMPS[method](
+        model,
+        reference=one_scale(reference) if method == "bps" else reference,
+        adapt_mass_matrix=method != "bps",
+        potential_energy=False,
+        max_grad=settings.max_grad,
+    )
+
+
+def make_stochastic(method, model, reference, settings, size):
+    """SGLD in the model's own units, or a kernel that is scaled by the curvature."""
+    steps = {"num_steps": settings.num_steps}
     if method in ("sgld", "sgld-nd"):
-        size = 2 * settings.learning_rate
         if method == "sgld":
             draws = settings.num_warmup + settings.num_samples
             size = optax.linear_schedule(size, 0.0, settings.num_steps * draws)
-        return SGLD(
-            model, step_size=size, num_steps=settings.num_steps, find_mode=False
-        )
-    # Damped by the precision of the widest prior: no weight is freer than before.
-    reference = laplace_reference(
-        model, mode, x, y, kind="diagonal", damping=1.0, **rows(settings)
-    )
-    if method in PDMPS:
-        if method == "bps":
-            reference = one_scale(reference)
-        return PDMPS[method](
-            model,
-            reference=reference,
-            adapt_mass_matrix=method != "bps",
-            potential_energy=False,
-        )
+        return SGLD(model, step_size=size, find_mode=False, **steps)
     kind = SGHMC if method == "sghmc" else SGLD
-    return kind(model, reference=reference, num_steps=settings.num_steps)
+    return kind(model, reference=reference, step_size=size, **steps)
+
+
+def stable_size(method, model, reference, mode, x, y, settings):
+    """The largest step size, from the usual one down by fours, that does not run away.
+
+    That is: no step was not finite, and the energy is not far above what it should be.
+    """
+    size = {"sghmc": 0.3, "sgld-white": 0.1}.get(method, 2 * settings.learning_rate)
+    dim = sum(v.size for v in mode.params.values())
+    start = constrained(model, mode, x, y)
+    for _ in range(8):
+        constant = "sgld-nd" if method == "sgld" else method
+        kernel = make_stochastic(constant, model, reference, settings, size)
+        (pilot,) = chunks(kernel, mode, x, y, 0, settings, 0, PILOT)
+        ends = {k: jnp.stack([start[k], v[0, -1]]) for k, v in pilot.samples.items()}
+        before, after = full_potential(model, ends, x, y)
+        if not pilot.extra_fields["diverging"].any() and after - before < 2 * dim:
+            return size
+        size /= 4
+    return size
+
+
+def chunks(kernel, mode, x, y, seed, settings, num_warmup, num_samples, fields=()):
+    return run_chunks(
+        kernel,
+        random.fold_in(random.key(seed), 1),
+        x,
+        y,
+        **rows(settings),
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        chunk=settings.num_samples,  # the same for pilots, which share the program
+        init_params=mode.params,
+        extra_fields=("num_grad", "diverging", *fields),
+        progress_bar=False,
+    )
 
 
 def nuts(model, network, x, y, seed, settings, noise=False):
@@ -179,29 +222,30 @@ def sample(method, model, network, mode, x, y, seed, settings, noise=False):
         one = constrained(model, mode, x, y)
         draws = {k: v[None, None] for k, v in one.items()}
         return Draws(draws, None, {"gradients": settings.map_steps})
-    kernel = make_kernel(method, model, mode, x, y, settings)
-    pdmp = method in PDMPS
-    fields = ["num_grad", "diverging"]
-    fields += ["num_violations", "num_proposals"] if pdmp else ["step_size"]
-    runs = run_chunks(
+    reference, pdmp = make_reference(model, mode, x, y, settings), method in PDMPS
+    info: dict[str, Any] = {}
+    if pdmp:
+        kernel: Any = make_pdmp(method, model, reference, settings)
+    else:
+        size = stable_size(method, model, reference, mode, x, y, settings)
+        info["step_size"] = size
+        kernel = make_stochastic(method, model, reference, settings, size)
+    fields = ("num_violations", "num_proposals") if pdmp else ("step_size",)
+    runs = chunks(
         kernel,
-        random.fold_in(random.key(seed), 1),
+        mode,
         x,
         y,
-        **rows(settings),
-        num_warmup=settings.num_warmup,
-        num_samples=settings.num_samples,
-        chunk=settings.num_samples,
-        init_params=mode.params,
-        extra_fields=tuple(fields),
-        progress_bar=False,
+        seed,
+        settings,
+        settings.num_warmup,
+        settings.num_samples,
+        fields,
     )
     (chunk,) = list(runs)
     extra = {k: np.asarray(v) for k, v in chunk.extra_fields.items()}
-    info = {
-        "gradients": int(extra["num_grad"].sum()),
-        "diverging": int(extra["diverging"].sum()),
-    }
+    info["gradients"] = int(extra["num_grad"].sum())
+    info["diverging"] = int(extra["diverging"].sum())
     if pdmp:
         proposals = max(extra["num_proposals"].sum(), 1)
         info["violations"] = extra["num_violations"].sum() / proposals

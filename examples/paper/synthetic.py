@@ -30,14 +30,14 @@ NOISE = 0.1
 
 SETTINGS = {
     "regression": {
-        "full": Settings(1000, 1000, 100, nuts=(600, 600, 4, 10)),
+        "full": Settings(500, 1000, 100, nuts=(500, 500, 4, 10)),
         "quick": Settings(200, 200, 20, map_steps=2000, nuts=(200, 200, 2, 7)),
         "tiny": Settings(10, 16, 2, map_steps=50, nuts=(4, 8, 1, 3)),
     },
     "binary": {
-        "full": Settings(300, 500, 20, 1e-3, 3000, nuts=(300, 300, 2, 8)),
-        "quick": Settings(60, 100, 20, 1e-3, 1000, nuts=(50, 50, 1, 6)),
-        "tiny": Settings(10, 16, 2, 1e-3, 50, nuts=(4, 8, 1, 3)),
+        "full": Settings(200, 300, 50, 1e-2, 3000, nuts=(250, 250, 2, 8), max_grad=300),
+        "quick": Settings(60, 100, 20, 1e-2, 1000, nuts=(50, 50, 1, 6)),
+        "tiny": Settings(10, 16, 2, 1e-2, 50, nuts=(4, 8, 1, 3)),
     },
 }
 

@@ -40,8 +40,8 @@ METHODS = [
 ]
 SETTINGS = {
     "code": {
-        "full": Settings(500, 1000, 20, 1e-5, 5000, 5000),
-        "quick": Settings(100, 200, 10, 1e-5, 1000, 1000),
+        "full": Settings(150, 200, 100, 1e-5, 3000, 5000, max_grad=300),
+        "quick": Settings(50, 100, 20, 1e-5, 1000, 1000, max_grad=100),
         "tiny": Settings(10, 16, 2, 1e-5, 20, 20),
     },
     "text": {
