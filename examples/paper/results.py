@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 import ablation
-from claims import claims
+from claims import claims, get, per_1000
 from figures import draw_all
 import images
 from methods import TITLES
@@ -65,19 +65,8 @@ def percent(values):
     return f"{100 * np.mean(values):.2g} %" if values else "-"
 
 
-def get(result, *path):
-    for key in path:
-        result = (result or {}).get(key)
-    return result
-
-
 def pick(results, **wanted):
     return [r for r in results if all(r.get(k) == v for k, v in wanted.items())]
-
-
-def per_1000(r, name="ess_function"):
-    ess = get(r, "mixing", name)
-    return None if ess is None else 1000 * ess / max(r["gradients"], 1)
 
 
 def synthetic_table(results, kind, name):
@@ -384,7 +373,7 @@ def page(results, drawn):
         "alpha": alpha_table(parts["supplement_a"]),
         "ablation": ablation_table(parts["ablation"]),
         "gpu_commands": gpu_commands(),
-        **claims(parts),
+        **claims(parts, pm, number),
     }
     for kind, sets in (
         ("regression", synthetic.DATA[:2]),
@@ -402,6 +391,8 @@ def page(results, drawn):
             file = name.removeprefix("figure_")
             there = f"![{file}](images/paper/{file}.png)"
             places[name] = there if file in drawn else MISSING
+        elif "__" in name:
+            places.setdefault(name, "-")
     return template.substitute(places)
 
 
