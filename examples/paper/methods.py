@@ -8,7 +8,9 @@ import warnings
 
 import numpy as np
 
-from jax import random
+import jax
+from jax import lax, random
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import optax
 
@@ -24,10 +26,11 @@ from numpyro_pdmp import (
     SigmaBPS,
     bnn,
     find_map,
-    full_potential,
     laplace_reference,
     run_chunks,
 )
+from numpyro_pdmp.sghmc import hamiltonian_step
+from numpyro_pdmp.sgld import langevin_step
 from numpyro_pdmp.subsample import SubsampledModel
 
 #: names in tables and figures
@@ -45,8 +48,8 @@ TITLES = {
     "nuts": "NUTS",
     "sgd": "SGD",
 }
-#: draws that tell whether a step size is too large
-PILOT = 20
+#: steps that tell whether their size is too large
+PILOT = 1000
 PDMPS = {"bps": BPS, "sigma-bps": SigmaBPS, "boomerang": Boomerang}
 
 
@@ -135,21 +138,33 @@ def make_stochastic(method, model, reference, settings, size):
 def stable_size(method, model, reference, mode, x, y, settings):
     """The largest step size, from the usual one down by fours, that does not run away.
 
-    That is: no step was not finite, and the energy is not far above what it should be.
+    That is: after some steps on all data the energy is finite and not far above what
+    it should be.
     """
-    size = {"sghmc": 0.3, "sgld-white": 0.1}.get(method, 2 * settings.learning_rate)
-    dim = sum(v.size for v in mode.params.values())
-    start = constrained(model, mode, x, y)
-    for _ in range(8):
-        constant = "sgld-nd" if method == "sgld" else method
-        kernel = make_stochastic(constant, model, reference, settings, size)
-        (pilot,) = chunks(kernel, mode, x, y, 0, settings, 0, PILOT)
-        ends = {k: jnp.stack([start[k], v[0, -1]]) for k, v in pilot.samples.items()}
-        before, after = full_potential(model, ends, x, y)
-        if not pilot.extra_fields["diverging"].any() and after - before < 2 * dim:
-            return size
-        size /= 4
-    return size
+    first = {"sghmc": 0.3, "sgld-white": 0.1}.get(method, 2 * settings.learning_rate)
+    whole = SubsampledModel(model, (x, y))
+    center, unravel = ravel_pytree(mode.params)
+    factor = reference.factor if method in ("sghmc", "sgld-white") else 1.0
+
+    def energy(z):
+        return whole.full_potential_fn(unravel(center + factor * z))
+
+    def pilot(size):
+        def step(k, carry):
+            z, momentum = carry
+            noise = random.normal(random.fold_in(random.key(0), k), z.shape)
+            grad = jax.grad(energy)(z)
+            if method == "sghmc":
+                return hamiltonian_step(z, momentum, grad, noise, size, 1.0)
+            return langevin_step(z, grad, noise, size), momentum
+
+        zero = jnp.zeros_like(center)
+        return energy(lax.fori_loop(0, PILOT, step, (zero, zero))[0])
+
+    sizes = first * 4.0 ** -jnp.arange(8)
+    rise = jax.jit(lambda s: lax.map(pilot, s) - energy(0 * center))(sizes)
+    fine = np.asarray(jnp.isfinite(rise) & (rise < 2 * center.size))
+    return float(sizes[np.argmax(fine) if fine.any() else -1])
 
 
 def chunks(kernel, mode, x, y, seed, settings, num_warmup, num_samples, fields=()):
@@ -161,7 +176,7 @@ def chunks(kernel, mode, x, y, seed, settings, num_warmup, num_samples, fields=(
         **rows(settings),
         num_warmup=num_warmup,
         num_samples=num_samples,
-        chunk=settings.num_samples,  # the same for pilots, which share the program
+        chunk=num_samples,
         init_params=mode.params,
         extra_fields=("num_grad", "diverging", *fields),
         progress_bar=False,

@@ -127,11 +127,11 @@ def run(job, args):
 
 def script(argv=None):
     args = parse(__doc__, argv, methods=METHODS, image_data="mnist", paper_size=False)
-    alphas = ALPHAS[:1] if args.tiny else ALPHAS
+    few = 1 if args.tiny else None
     todo = [
         {"scheme": scheme, "method": method, "alpha": alpha}
-        for alpha in alphas
-        for scheme in SCHEMES
+        for alpha in ALPHAS[:few]
+        for scheme in SCHEMES[:few]
         for method in args.methods
     ]
     code = run_jobs("supplement_a", todo, run, args)
