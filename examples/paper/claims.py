@@ -1,9 +1,9 @@
 # Copyright Contributors to the numpyro_pdmp project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Numbers for the text of the page, by names such as ``uci__yacht__boomerang__nll``.
+"""Numbers for the text of the page: ``uci_unit__yacht__boomerang__nll`` and so on.
 
-In names hyphens are underscores. ``uci__ratio__boomerang__sgld`` is the effective
+In names hyphens are underscores. ``uci_unit__ratio__boomerang__sgld`` is the effective
 sample size per gradient of the one over that of the other: the least, the median and
 the largest over data sets.
 """
@@ -31,6 +31,12 @@ def scaled(value, factor):
     return None if value is None else factor * value
 
 
+UCI = {
+    "nll": lambda r: get(r, "scores", "nll"),
+    "rmse": lambda r: scaled(get(r, "scores", "rmse"), r["y_sd"]),
+    "first": lambda r: get(r, "mixing", "ess_first"),
+    "ess": per_1000,
+}
 #: experiment -> field -> its value in one result
 FIELDS = {
     "synthetic": {
@@ -41,12 +47,8 @@ FIELDS = {
         "ess": per_1000,
         "step": lambda r: r.get("step_size"),
     },
-    "uci": {
-        "nll": lambda r: get(r, "scores", "nll"),
-        "rmse": lambda r: scaled(get(r, "scores", "rmse"), r["y_sd"]),
-        "first": lambda r: get(r, "mixing", "ess_first"),
-        "ess": per_1000,
-    },
+    "uci_unit": UCI,
+    "uci_learned": UCI,
     "images": {
         "accuracy": lambda r: get(r, "scores", "accuracy"),
         "nll": lambda r: get(r, "scores", "nll"),

@@ -44,7 +44,6 @@ TITLES = {
     "sghmc": "SGHMC",
     "vi": "mean-field VI",
     "map": "MAP",
-    "map-unit": "MAP, noise sd 1",
     "nuts": "NUTS",
     "sgd": "SGD",
 }
@@ -233,7 +232,7 @@ def sample(method, model, network, mode, x, y, seed, settings, noise=False):
         return nuts(model, network, x, y, seed, settings, noise)
     if method == "vi":
         return variational(model, mode, x, y, seed, settings)
-    if method.startswith("map"):
+    if method == "map":
         one = constrained(model, mode, x, y)
         draws = {k: v[None, None] for k, v in one.items()}
         return Draws(draws, None, {"gradients": settings.map_steps})
