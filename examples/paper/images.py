@@ -45,7 +45,7 @@ LENET = {
         "rows": 10_000,
         "test-rows": 1000,
         "batch-size": 100,
-        "map-steps": 2500,
+        "map-steps": 1500,
         "num-warmup": 40,
         "num-samples": 60,
         "gradients-per-draw": 12,

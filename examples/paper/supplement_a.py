@@ -126,11 +126,13 @@ def run(job, args):
 
 
 def script(argv=None):
-    args = parse(__doc__, argv, methods=METHODS, image_data="mnist", paper_size=False)
+    choices = {"image_data": "mnist", "paper_size": False, "only": 0.0}
+    args = parse(__doc__, argv, methods=METHODS, **choices)
     few = 1 if args.tiny else None
     todo = [
         {"scheme": scheme, "method": method, "alpha": alpha}
         for alpha in ALPHAS[:few]
+        if args.only in (0, alpha)
         for scheme in SCHEMES[:few]
         for method in args.methods
     ]
