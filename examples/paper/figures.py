@@ -293,7 +293,7 @@ def ablation(results):
     ax = axes[0, 0]
     for place, name in enumerate(names):
         some = [r for r in rows if r["method"] == name]
-        right = name in ("bps", "sigma-bps", "boomerang", "sgld")
+        right = name in ("bps", "boomerang", "boomerang-tight", "sgld")
         colour = plots.BLUE if right else plots.RED
         low = min(r["sd_ratio_range"][0] for r in some)
         high = max(r["sd_ratio_range"][1] for r in some)

@@ -320,13 +320,13 @@ ERRORS = {
     "bps-prior": "gradient of the prior once for each row of the batch",
     "bps-events": "draws at events",
     "bps-published": "event times as printed",
+    "bps-ones": "Welford's sum of squares begins at one",
     "boomerang": "none",
+    "boomerang-tight": "none; a tenth of the violations",
     "boomerang-events": "draws at events",
     "boomerang-published": "event times as printed",
     "boomerang-twice": "the data twice: in the reference, and in the likelihood",
     "boomerang-row-sum": "the same, with row sums of the Hessian",
-    "sigma-bps": "none",
-    "sigma-ones": "Welford's sum of squares begins at one",
     "sgld": "none",
     "sgld-noise": "noise scaled twice by the learning rate",
 }
@@ -338,9 +338,7 @@ def ablation_table(results):
     lines = []
     for method in ablation.METHODS[1:]:
         rows = [r for r in pick(results, method=method) if "sd_ratio" in r]
-        sampler = {"sigma": "σBPS", "sgld": "SGLD", "bps": "BPS"}.get(
-            method.split("-")[0], "Boomerang"
-        )
+        sampler = TITLES[method.split("-")[0]]
         if not rows:
             lines.append([sampler, ERRORS[method], *["-"] * 5])
             continue
