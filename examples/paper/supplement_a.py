@@ -103,7 +103,7 @@ def run(job, args):
     )
     chosen.gradients_per_draw, chosen.batch_size = per_draw, batch_size
     chosen.draw_time = 1.0 if scheme == "published" else None
-    streams = [bnn.StreamingPrediction(target, data.x_test, data.y_test)]
+    streams = [bnn.StreamingPrediction(model, data.x_test, data.y_test)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of batches that are held
         kept, state, extra, every = pipeline.sample(
