@@ -68,8 +68,8 @@ def regression(results):
             ax.plot(LINE[:, 0], np.transpose(one["curves"]), color="k", lw=0.4)
             ax.plot(x[:, 0], y, ".", color=plots.BLUE, ms=2)
             ax.set_xlim(-2, 2)
-        low, high = y.min() - 1.5, y.max() + 1.5
-        row[0].set_ylim(low, high)
+        if truth is not None:
+            row[0].set_ylim((mean - 3 * sd).min(), (mean + 3 * sd).max())
     figure.supxlabel("grey: mean ± 2 sd of NUTS; lines: draws", fontsize=8)
     return figure
 
@@ -104,14 +104,14 @@ def binary(results, name):
 def correlations(results):
     """Figure 1: predictions, correlations in the first layer, one weight."""
     found = by([r for r in results if r["data"] == "gap"], "method", "seed")
-    one = found.get(("bps", 0))
+    one = found.get(("sigma-bps", 0))
     if one is None:
         return None
     figure, axes = new(1, 3, 3.3, 2.8)
     x, y = make_data("gap")
     axes[0, 0].plot(LINE[:, 0], np.transpose(one["curves"]), color="k", lw=0.5)
     axes[0, 0].plot(x[:, 0], y, ".", color=plots.BLUE, ms=3)
-    axes[0, 0].set(xlabel="x", title="draws of BPS", ylim=(-3, 3))
+    axes[0, 0].set(xlabel="x", title="draws of σBPS", ylim=(-3, 3))
     values = np.array(one["correlations"], float)
     np.fill_diagonal(values, np.nan)
     mesh = axes[0, 1].imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
@@ -119,7 +119,7 @@ def correlations(results):
     axes[0, 1].set_title("correlations, first layer")
     draws = {
         TITLES[m]: found[m, 0]["weight"]
-        for m in ("nuts", "bps", "boomerang", "sgld")
+        for m in ("nuts", "sigma-bps", "boomerang", "sgld")
         if (m, 0) in found
     }
     plots.marginal_density(draws, axes[0, 2])
@@ -327,7 +327,7 @@ def draw_all(results, out):
     }
     for name, figure in made.items():
         if figure is not None:
-            figure.savefig(out / f"{name}.png", dpi=90)
+            figure.savefig(out / f"{name}.png", dpi=80)
     return [name for name, figure in made.items() if figure is not None]
 
 

@@ -39,6 +39,7 @@ METHODS = [
     "sgld-white",
     "sghmc",
 ]
+STOCHASTIC = ("sgld", "sgld-white", "sghmc")
 SETTINGS = {
     "code": {
         "full": Settings(150, 200, 100, 1e-5, 3000, 5000, max_grad=300),
@@ -63,6 +64,13 @@ def run(job, args):
     settings = SETTINGS[args.network][args.mode]
     if len(data.y_train) > 5000 and args.mode == "full":  # a gradient takes 20 times
         settings = settings._replace(num_warmup=50, num_samples=60, map_steps=2000)
+    if method in STOCHASTIC and args.mode == "full":
+        # As many gradients in closer draws, or their number would limit the ESS.
+        settings = settings._replace(
+            num_warmup=5 * settings.num_warmup,
+            num_samples=5 * settings.num_samples,
+            num_steps=settings.num_steps // 5,
+        )
     if args.batch_size:
         settings = settings._replace(batch_size=min(args.batch_size, len(data.y_train)))
     unit = args.noise == "unit"
