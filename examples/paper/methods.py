@@ -238,25 +238,20 @@ def sample(method, model, network, mode, x, y, seed, settings, noise=False):
         return Draws(draws, None, {"gradients": settings.map_steps})
     reference, pdmp = make_reference(model, mode, x, y, settings), method in PDMPS
     info: dict[str, Any] = {}
+    fields = ("num_violations", "num_proposals") if pdmp else ("step_size",)
+    sizes = (settings.num_warmup, settings.num_samples, fields)
     if pdmp:
         kernel: Any = make_pdmp(method, model, reference, settings)
+        (chunk,) = chunks(kernel, mode, x, y, seed, settings, *sizes)
     else:
-        size = stable_size(method, model, reference, mode, x, y, settings)
+        size = 4 * stable_size(method, model, reference, mode, x, y, settings)
+        for _ in range(4):  # a pilot may be too short to tell
+            size /= 4
+            kernel = make_stochastic(method, model, reference, settings, size)
+            (chunk,) = chunks(kernel, mode, x, y, seed, settings, *sizes)
+            if not chunk.extra_fields["diverging"].any():
+                break
         info["step_size"] = size
-        kernel = make_stochastic(method, model, reference, settings, size)
-    fields = ("num_violations", "num_proposals") if pdmp else ("step_size",)
-    runs = chunks(
-        kernel,
-        mode,
-        x,
-        y,
-        seed,
-        settings,
-        settings.num_warmup,
-        settings.num_samples,
-        fields,
-    )
-    (chunk,) = list(runs)
     extra = {k: np.asarray(v) for k, v in chunk.extra_fields.items()}
     info["gradients"] = int(extra["num_grad"].sum())
     info["diverging"] = int(extra["diverging"].sum())

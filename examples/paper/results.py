@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 import ablation
-from claims import claims, get, per_1000
+from claims import claims, get, per_1000, scaled
 from figures import draw_all
 import images
 from methods import TITLES
@@ -63,6 +63,10 @@ def table(heads, lines):
 def percent(values):
     values = [v for v in values if v is not None]
     return f"{100 * np.mean(values):.2g} %" if values else "-"
+
+
+def plus(value, shift):
+    return None if value is None else value + shift
 
 
 def pick(results, **wanted):
@@ -123,8 +127,8 @@ def uci_table(results, name):
                 len(rows),
                 pm([get(r, "scores", "nll") for r in rows]),
                 pair(paper, 0),
-                pm([get(r, "scores", "nll") + shift for r in rows]),
-                pm([get(r, "scores", "rmse") * r["y_sd"] for r in rows]),
+                pm([plus(get(r, "scores", "nll"), shift) for r in rows]),
+                pm([scaled(get(r, "scores", "rmse"), r["y_sd"]) for r in rows]),
                 pair(paper, 1),
                 pm([get(r, "mixing", "ess_first") for r in rows]),
                 pair(paper, 2),
@@ -163,7 +167,7 @@ def captions_table(results):
                 f"{number(ends[0], 2)} to {largest}",
                 number(y_sd),
                 pm([get(r, "scores", "nll") for r in ours]),
-                pm([get(r, "scores", "rmse") * r["y_sd"] for r in ours]),
+                pm([scaled(get(r, "scores", "rmse"), r["y_sd"]) for r in ours]),
             ]
         )
     heads = ["caption", "paper: NLL (BPS)", "RMSE", "implied sd of y", "true sd of y"]
@@ -186,7 +190,7 @@ def other_table(results):
                     TITLES[method],
                     len(rows),
                     pm([get(r, "scores", "nll") for r in rows]),
-                    pm([get(r, "scores", "rmse") * r["y_sd"] for r in rows]),
+                    pm([scaled(get(r, "scores", "rmse"), r["y_sd"]) for r in rows]),
                     pm([get(r, "mixing", "ess_first") for r in rows]),
                     pm([per_1000(r) for r in rows]),
                     number(np.mean([r["gradients"] for r in rows])),
