@@ -39,6 +39,9 @@ UNEQUAL_COST = 1.2
 #: runs of consecutive rows are taken from so many rows on, if they are many times as
 #: long as a run, and if they have hardly more noise
 MANY_ROWS, MANY_RUNS, MORE_NOISE = 2**16, 64, 1.25
+#: a large model's path begins at the centre: its first envelope is for places that are
+#: so much nearer to it than typical ones, where a network's gradients can be enormous
+NEAR = 0.1
 #: rows of the other plates, while the rows of one are looked at
 OTHER_ROWS = 256
 
@@ -101,12 +104,14 @@ def row_variance(
     As :func:`row_spreads` would tell for all rows, for models that are too large for
     passes over all data.
 
-    :return: (control variates,).
+    :return: (2, control variates); first at typical places, then near the centre.
     """
     batch = model.pilot_batch(64)
     corners = _corners(scale)
+    nearer = corners * jnp.array([[NEAR], [1.0]], corners.dtype)
+    corners = jnp.concatenate([corners, nearer])
     found = _derivatives(model, plate, scale, control_variates, batch, corners)
-    return jnp.mean(jnp.var(found, axis=-1, ddof=1), axis=0)
+    return jnp.mean(jnp.var(found, axis=-1, ddof=1).reshape(2, 4, -1), axis=1)
 
 
 def row_spreads(
@@ -206,7 +211,7 @@ def plan_batches(
     """
     controls = [of_order(control, k) for k in orders]
     repeats = batching in ("with_replacement", "contiguous")
-    equal, unequal, runs = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
+    equal, unequal, runs, near = (jnp.zeros(()) for _ in range(4))
     tables, many = {}, True
     # Nor is there a place for a number of each row, if they are on many devices.
     all_rows = model.is_small and model.shards is None
@@ -222,7 +227,9 @@ def plan_batches(
         left = 1.0 if repeats else (size - subsample_size) / (size - 1)
         left = left / subsample_size
         if not all_rows and batching != "importance":
-            equal += left * size**2 * row_variance(model, name, scale, controls)
+            variances = row_variance(model, name, scale, controls)
+            equal += left * size**2 * variances[0]
+            near += left * size**2 * variances[1]
             unequal += jnp.inf
             continue
         spreads, total, run = row_spreads(model, name, scale, controls)
@@ -243,6 +250,8 @@ def plan_batches(
         shuffled = jnp.less_equal(runs, MORE_NOISE * equal) & many
         kind = jnp.where(other < factor, 1, jnp.where(shuffled, 2, 0))
     noise = jnp.select([kind == 1, kind == 2], [unequal, runs], equal)
+    if near.ndim and not model.is_small:
+        noise = jnp.sqrt(near)
     costs = jnp.asarray([GRADIENT_COSTS[k] for k in orders])
     costs *= jnp.where(kind == 1, other, factor)
     best = jnp.argmin(jnp.where(jnp.isfinite(costs), costs, jnp.inf))

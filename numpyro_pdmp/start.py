@@ -33,6 +33,7 @@ from numpyro_pdmp.initialize import (
 )
 from numpyro_pdmp.metric import initial_scale
 from numpyro_pdmp.moments import MAX_ROWS, zero_moments
+from numpyro_pdmp.process.ahead import empty_queue
 from numpyro_pdmp.process.batches import (
     start_batches,
 )
@@ -139,6 +140,10 @@ class StartMixin:
             wanted = self._wants_energy(functions)
             recorded = energy if wanted else jnp.full_like(energy, jnp.nan)
             state = vmap(init_state)(keys[0], random_numbers, z, recorded)
+            ahead = 0 if single else self._max_ahead(dim)
+            if ahead:
+                queue = vmap(partial(empty_queue, capacity=ahead))(state.path)
+                state = state._replace(queue=queue)
             shared = not single and self._cross_chain_adapt
             one = z if single else first_chain(z)
             choice, same = None, None
@@ -287,6 +292,7 @@ class StartMixin:
             path=path,
             whitened=normal(uniform[dim + 1 :]),  # until the first draw: noise
             totals=path.stats,
+            queue=None,
             rng_key=rng_key,
         )
 
