@@ -135,7 +135,11 @@ def picture(part, found, path):
             if key == "iterations_a_draw" and name != "NUTS":
                 waiting = [r["iterations_if_waiting"] for r in mine]
                 axes.plot(x, waiting, ":", color=line.get_color())
-        axes.set(xscale="log", yscale="log", xlabel=label, title=title)
+        axes.set(xscale="log", xlabel=label, title=title)
+        if key.startswith("seconds"):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
         axes.title.set_size("medium")
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
@@ -162,8 +166,8 @@ def main(args):
             for result in globals()[part](args, value):
                 results.append({"at": value, **result})
                 print(part, json.dumps(results[-1]), flush=True)
-        found[part] = sorted(results, key=lambda r: r["at"])
-        file.write_text(json.dumps(found, indent=1) + "\n")
+                found[part] = sorted(results, key=lambda r: r["at"])
+                file.write_text(json.dumps(found, indent=1) + "\n")
         picture(part, found[part], args.output / f"growth_{part}.png")
 
 
