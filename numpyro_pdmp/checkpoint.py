@@ -29,7 +29,9 @@ from numpyro_pdmp.chunks import first_state, run_chunks
 from numpyro_pdmp.options import require_count
 from numpyro_pdmp.storage import (
     PART,
+    UNCHANGED,
     read_arrays,
+    read_json,
     restored_tree,
     tree_arrays,
     write_arrays,
@@ -46,6 +48,11 @@ def _digest(value: Any) -> str:
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = random.key_data(jnp.asarray(value))
+        if isinstance(value, jax.Array) and not value.is_fully_replicated:
+            # Rows on many devices, or hosts: not to be brought together.
+            shards = sorted(value.addressable_shards, key=lambda s: str(s.index))
+            parts = [_digest(np.asarray(s.data)) for s in shards if not s.replica_id]
+            return f"{value.dtype}{list(value.shape)}:{parts}"
         value = np.ascontiguousarray(value)
         data = blake2b(value.tobytes(), digest_size=16).hexdigest()
         return f"{value.dtype}{list(value.shape)}:{data}"
@@ -83,19 +90,10 @@ def _description(mcmc: MCMC, rng_key, args, kwargs, init_params, fields) -> dict
 
 def _check_run(path: Path, new: dict) -> None:
     """Refuse a directory of another run."""
-    try:
-        old = json.loads((path / RUN).read_text(encoding="utf-8"))
-        known = isinstance(old, dict) and "format" in old
-    except (ValueError, UnicodeDecodeError):
-        known = False
-    if not known:
+    old = read_json(path / RUN, UNCHANGED)
+    if old.get("format") != FORMAT:
         raise ValueError(
-            f"`path`: {path / RUN} is damaged or not a checkpoint. Nothing was "
-            "changed. Start anew in another directory."
-        )
-    if old["format"] != FORMAT:
-        raise ValueError(
-            f"`path`: {path} has format {old['format']}, and this version reads "
+            f"`path`: {path} has format {old.get('format')}, and this version reads "
             f"{FORMAT}. Nothing was changed. Go on with the version that wrote it."
         )
     differ = [k for k in new if k != "versions" and old.get(k) != new[k]]
@@ -148,8 +146,40 @@ def _as_dict(samples: Any) -> dict[str, Any]:
     return samples if isinstance(samples, dict) else {"": samples}
 
 
+def _read_state(path: Path, like: Any) -> tuple[Any, int, int]:
+    """State, steps and number of chunks, from the file of a state like this one."""
+    arrays = read_arrays(path / STATE, UNCHANGED)
+    state = _restored(like, arrays, path / STATE)
+    step, index = int(arrays["step"]), int(arrays["num_chunks"])
+    missing = [i for i in range(index) if not (path / _chunk_name(i)).exists()]
+    if missing:
+        raise ValueError(
+            f"`path`: {path / _chunk_name(missing[0])} is missing, one of {index} "
+            "chunks. Nothing was changed. Restore it, or give another directory."
+        )
+    return state, step, index
+
+
+def _kinds(arrays: dict[str, np.ndarray]) -> dict:
+    """What is the same in all chunks of a run."""
+    return {k: (a.dtype, a.shape[:1], a.shape[2:]) for k, a in arrays.items()}
+
+
 def _collect(path: Path, num_chunks: int) -> tuple[Any, dict[str, np.ndarray]]:
-    parts = [read_arrays(path / _chunk_name(i)) for i in range(num_chunks)]
+    parts: list[dict[str, np.ndarray]] = []
+    for i in range(num_chunks):
+        part = read_arrays(path / _chunk_name(i), UNCHANGED)
+        lengths = {a.shape[1:2] for a in part.values()}
+        if (
+            len(lengths) != 1
+            or () in lengths
+            or _kinds(part) != _kinds((*parts, part)[0])
+        ):
+            raise ValueError(
+                f"`path`: {path / _chunk_name(i)} is not a chunk of this run. "
+                f"{UNCHANGED}"
+            )
+        parts.append(part)
     joined = {k: np.concatenate([p[k] for p in parts], 1) for k in parts[0]}
     samples, fields = (
         {k.removeprefix(p): v for k, v in joined.items() if k.startswith(p)}
@@ -221,7 +251,6 @@ def run_checkpointed(
         )
     state, step, index = None, 0, 0
     if (path / STATE).exists():
-        arrays = read_arrays(path / STATE)
         keys = rng_key
         if mcmc.num_chains > 1 and is_prng_key(rng_key):
             keys = random.split(rng_key, mcmc.num_chains)
@@ -229,14 +258,7 @@ def run_checkpointed(
         like = first_state(
             kernel, keys, mcmc.num_warmup, init_params, args, kwargs, None
         )
-        state = _restored(like, arrays, path / STATE)
-        step, index = int(arrays["step"]), int(arrays["num_chunks"])
-        missing = [i for i in range(index) if not (path / _chunk_name(i)).exists()]
-        if missing:
-            raise ValueError(
-                f"`path`: {path / _chunk_name(missing[0])} is missing, one of {index} "
-                "chunks. Nothing was changed. Restore it, or give another directory."
-            )
+        state, step, index = _read_state(path, like)
     if step < mcmc.num_warmup + mcmc.num_samples:
         chunks = run_chunks(
             mcmc,

@@ -17,6 +17,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key, nested_attrgetter
 from numpyro_pdmp.initialize import jit_arrays
 from numpyro_pdmp.options import require_count
+from numpyro_pdmp.shards import plain
 
 
 class Chunk(NamedTuple):
@@ -217,7 +218,8 @@ def _chunks(
 
     def as_chunk(buffer, num, state, step):
         samples, extra = jax.tree.map(
-            lambda a: a[None, :num] if single else jnp.swapaxes(a[:num], 0, 1), buffer
+            lambda a: a[None, :num] if single else jnp.swapaxes(a[:num], 0, 1),
+            plain(buffer),
         )
         return Chunk(samples, extra, state, step)
 

@@ -20,8 +20,9 @@ from numpyro_pdmp.all_data import full_data, pointwise_log_likelihood
 from numpyro_pdmp.batch import Plates
 from numpyro_pdmp.inclusion import SUFFIX
 from numpyro_pdmp.kernel import PDMPKernel
+from numpyro_pdmp.rows import with_batch
 from numpyro_pdmp.sgmcmc import SGMCMCKernel
-from numpyro_pdmp.subsample import SubsampledModel, with_batch
+from numpyro_pdmp.subsample import SubsampledModel
 
 #: state fields that become variables of ``sample_stats``, with ArviZ's names
 SAMPLE_STATS = {

@@ -85,8 +85,8 @@ class ModelKernel(StartMixin, MCMCKernel):
         if self._sticky is None:
             return None
         if subsampled is not None:
-            rows = (model_args, model_kwargs)
-            model_args, model_kwargs = as_jax_rows(rows, subsampled.plates)
+            few = subsampled.few_arguments
+            model_args, model_kwargs = as_jax_rows(few, subsampled.plates)
         return thaw_rates(self._sticky, self._model, z, model_args, model_kwargs)
 
     def _max_ahead(self, dim):

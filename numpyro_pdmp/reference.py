@@ -38,6 +38,7 @@ from numpyro_pdmp.hessian import (
 from numpyro_pdmp.initialize import check_sites, jit_arrays
 from numpyro_pdmp.pages import explained
 from numpyro_pdmp.process.scale import LowRankScale, Scale
+from numpyro_pdmp.shards import plain
 from numpyro_pdmp.subsample import (
     as_jax_rows,
     batch_potential,
@@ -316,7 +317,7 @@ def laplace_reference(
         result: Scale | LowRankScale = Scale(x, 1 / jnp.sqrt(curvature))
     else:
         data = as_jax_rows((model_args, model_kwargs), plates)
-        result = jit_arrays(scale, *data)(x)
+        result = plain(jit_arrays(scale, *data)(x))
     finite = all(np.all(np.isfinite(a)) for a in result)
     if not finite:
         raise ValueError(

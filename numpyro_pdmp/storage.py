@@ -4,11 +4,10 @@
 """Files of arrays that are there as a whole or not at all, and are never executed."""
 
 from collections.abc import Callable
+import json
 import os
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
-import zlib
 
 import numpy as np
 
@@ -18,8 +17,7 @@ import jax.numpy as jnp
 
 PART = ".part"  # at the end of the name of a file that is not yet whole
 
-#: what reading a damaged file of arrays may raise
-_DAMAGED = (BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError)
+UNCHANGED = "Nothing was changed. Restore the file, or start anew in another directory."
 
 
 def write_file(path: Path, write: Callable) -> None:
@@ -51,16 +49,47 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     write_file(path, lambda file: np.savez(file, **arrays))
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read named arrays; an error that says so if the file is damaged."""
+def read_arrays(path: str | os.PathLike, remedy: str = UNCHANGED) -> dict[str, Any]:
+    """All arrays of a file of NumPy's format ``.npz``.
+
+    :param path: of the file.
+    :param remedy: end of the message, if it cannot be read.
+    """
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except _DAMAGED as error:
+    except FileNotFoundError:
+        raise
+    # The libraries that read it raise whatever the bytes make them stumble over.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"`path`: {path} is damaged or not a checkpoint ({error}). Nothing was "
-            "changed. Restore the file, or start anew in another directory."
+            f"`path`: {path} is damaged or not a file of arrays ({reason}). {remedy}"
         ) from error
+
+
+def read_json(path: str | os.PathLike, remedy: str) -> dict[str, Any]:
+    """An object of a JSON file.
+
+    :param path: of the file.
+    :param remedy: end of the message, if it cannot be read.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"`path`: {path} is damaged or not a file of this kind. {remedy}"
+        )
+    return content
+
+
+def require_names(arrays: Any, names: Any, path: Any, remedy: str) -> None:
+    """Raise unless a file has all that is expected of it."""
+    missing = sorted(set(names) - set(arrays))
+    if missing:
+        raise ValueError(f"`path`: {path} has no {missing}. {remedy}")
 
 
 def _is_key(a: Any) -> bool:

@@ -43,6 +43,7 @@ from numpyro_pdmp.reference import laplace_reference
 from numpyro_pdmp.sghmc import SGHMC
 from numpyro_pdmp.sgld import SGLD
 from numpyro_pdmp.sigma_bps import SigmaBPS
+from numpyro_pdmp.storage import read_arrays, read_json, require_names
 from numpyro_pdmp.subsample import SubsampledModel
 from numpyro_pdmp.zigzag import ZigZag
 
@@ -92,6 +93,9 @@ def defaults(data: str) -> dict[str, Any]:
         many = {"batch_size": 256, "map_steps": 3000, "num_warmup": 50}
         return {"network": "resnet20", "num_samples": 100, **many}
     return {"network": "regression_mlp", "num_samples": 500, **small}
+
+
+ANEW = "Delete it, or give --force to make all results anew."
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -332,14 +336,15 @@ def constrained(model: Callable, mode: MAP, data: Data) -> dict[str, Array]:
 
 
 def _load_prediction(path: Path) -> Prediction:
-    with np.load(path, allow_pickle=False) as file:
-        entropy = None
-        if "total" in file.files:
-            names = metrics.Uncertainty._fields
-            entropy = metrics.Uncertainty(*(file[k] for k in names))
-        mean, variance, noise = (file[k] for k in ("mean", "variance", "noise"))
-        log_density = file["log_density"] if "log_density" in file.files else None
-        return Prediction(mean, variance, noise, entropy, log_density)
+    file = read_arrays(path, ANEW)
+    require_names(file, ("mean", "variance", "noise"), path, ANEW)
+    entropy = None
+    if "total" in file:
+        names = metrics.Uncertainty._fields
+        require_names(file, names, path, ANEW)
+        entropy = metrics.Uncertainty(*(file[k] for k in names))
+    mean, variance, noise = (file[k] for k in ("mean", "variance", "noise"))
+    return Prediction(mean, variance, noise, entropy, file.get("log_density"))
 
 
 def _save_prediction(path: Path, prediction: Prediction) -> None:
@@ -351,7 +356,13 @@ def _save_prediction(path: Path, prediction: Prediction) -> None:
 def _load_draws(path: Path) -> dict[str, np.ndarray]:
     import arviz as az
 
-    posterior = az.from_netcdf(path).posterior
+    try:
+        posterior = az.from_netcdf(path).posterior.load()
+    # HDF5 raises whatever the bytes make it stumble over.
+    except Exception as error:
+        raise ValueError(
+            f"{path} is damaged or has no draws ({type(error).__name__}). {ANEW}"
+        ) from error
     return {str(name): posterior[name].values for name in posterior}
 
 
@@ -379,7 +390,7 @@ def sampling_stage(
     if done.is_file():
         say("Draws: from their files.")
         other = _load_prediction(files[1]) if outside is not None else None
-        return _load_prediction(files[0]), other, json.loads(done.read_text())
+        return _load_prediction(files[0]), other, read_json(done, ANEW)
     clock = time.perf_counter()
     x, y = jnp.asarray(data.x_train), jnp.asarray(data.y_train)
     kernel = make_kernel(args, model, mode, x, y)
