@@ -7,7 +7,7 @@ RUN := $(BIN)/python -W ignore::FutureWarning:arviz
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help quickstart test docs lint format clean
+.PHONY: help quickstart test docs bench lint format clean
 
 help: ## Show this help
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -22,6 +22,9 @@ test: $(VENV)/.installed-test ## Run the tests, the doctests and the README's co
 docs: $(VENV)/.installed-docs ## Build the site in docs/_build/html, notebooks executed
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
+bench: $(VENV)/.installed-examples ## Compare with peers; ARGS=--quick in ten minutes
+	$(RUN) examples/benchmarks/bench.py $(ARGS)
+
 lint: $(VENV)/.installed-lint ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,7 +35,7 @@ format: $(VENV)/.installed-lint ## Fix what the linter can fix and format the co
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv, caches and build products
-	rm -rf .venv docs/_build .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info quickstart.png
+	rm -rf .venv bench-results docs/_build .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info quickstart.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp per extra; a stamp older than pyproject.toml reinstalls.

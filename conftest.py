@@ -11,7 +11,7 @@ def compilation_cache(tmp_path_factory):
     """Compile equal programs once: most of the time of these tests is compilation."""
     directory = tmp_path_factory.mktemp("compiled")
     jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 @pytest.fixture(scope="module", autouse=True)

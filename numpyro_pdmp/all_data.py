@@ -34,6 +34,21 @@ class full_data(Messenger):
     ``log_likelihood(full_data(model), samples, x, y)``, ``NUTS(full_data(model))``.
 
     :param fn: the model.
+
+    **Example**
+
+    >>> from jax import random
+    >>> import jax.numpy as jnp
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro.infer import Predictive
+    >>> from numpyro_pdmp import full_data
+    >>> def model(x):
+    ...     w = numpyro.sample("w", dist.Normal(0, 1))
+    ...     with numpyro.plate("data", len(x), subsample_size=2):
+    ...         numpyro.sample("y", dist.Normal(w * numpyro.subsample(x, 0), 1))
+    >>> draws = {"w": jnp.ones(3)}
+    >>> Predictive(full_data(model), draws)(random.key(0), jnp.arange(5.0))["y"].shape
+    (3, 5)
     """
 
     def process_message(self, msg):
@@ -80,6 +95,18 @@ def full_potential(
     :param args: arguments of the model.
     :param kwargs: its keyword arguments.
     :return: an array with one entry for each draw.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro_pdmp import full_potential
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 1))
+    ...     with numpyro.plate("data", len(y), subsample_size=2):
+    ...         numpyro.sample("y", dist.Normal(mean, 1), obs=numpyro.subsample(y, 0))
+    >>> full_potential(model, {"mean": jnp.zeros(3)}, jnp.ones(10)).shape
+    (3,)
     """
     whole = SubsampledModel(model, args, kwargs)
 

@@ -59,7 +59,7 @@ def num_words(plates: Plates, batching: str = "with_replacement") -> int:
     return sum(_plate_words(*sizes, batching) for sizes in plates.values())
 
 
-def _split(bits: Array, plates: Plates, batching: str) -> dict[str, Array]:
+def split_words(bits: Array, plates: Plates, batching: str) -> dict[str, Array]:
     expected = num_words(plates, batching)
     if bits.shape != (expected,) or bits.dtype != jnp.uint32:
         raise ValueError(
@@ -82,7 +82,7 @@ def start_batches(
     :param plates: size and subsample size of each plate.
     :param batching: see :func:`next_batch`.
     """
-    keys = _split(bits, plates, batching)
+    keys = split_words(bits, plates, batching)
     if batching != "epoch":
         return None
     return EpochState(keys, {name: jnp.zeros((), jnp.int32) for name in plates})
@@ -106,7 +106,7 @@ def next_batch(
         unbiased as the others, but has their small variance only if the rows are in
         random order.
     """
-    words = _split(bits, plates, batching)
+    words = split_words(bits, plates, batching)
     if batching == "epoch":
         assert state is not None
         return _next_of_epoch(state, words, plates)

@@ -124,6 +124,11 @@ class Boomerang(PDMPKernel):
     :param bool recenter: whether to expand around the mean of the draws so far at the
         end of every warm-up window, with a pass over all data; for posteriors whose
         mode is far from their mean.
+    :param bool run_ahead: whether a vectorised chain that is done with a draw goes on
+        to its next ones, up to eight, instead of waiting for the slowest; draws are the
+        same. Only up to 1024 dimensions, and not for ``sticky`` or
+        ``record="events"``. False for a caller of ``sample`` that changes the data
+        from one draw to the next.
     :param dict sticky: for variable selection: prior inclusion probabilities, numbers
         or arrays in (0, 1), by the names of sites with independent priors on the real
         line. The prior of each entry becomes ``w * prior + (1 - w) * delta_0``, and

@@ -10,15 +10,12 @@ not at all. A chunk that the state does not know of yet is drawn again, with the
 numbers. Files hold arrays and text only; nothing in them is executed.
 """
 
-from collections.abc import Callable
 from hashlib import blake2b
 import json
 import os
 from pathlib import Path
 from typing import Any
 import warnings
-from zipfile import BadZipFile
-import zlib
 
 import numpy as np
 
@@ -28,55 +25,22 @@ import jax.numpy as jnp
 
 from numpyro.infer import MCMC
 from numpyro.util import find_stack_level, is_prng_key
-from numpyro_pdmp.chunks import _first_state, run_chunks
+from numpyro_pdmp.chunks import first_state, run_chunks
 from numpyro_pdmp.options import require_count
+from numpyro_pdmp.storage import (
+    PART,
+    UNCHANGED,
+    read_arrays,
+    read_json,
+    restored_tree,
+    tree_arrays,
+    write_arrays,
+    write_file,
+)
 from numpyro_pdmp.version import __version__
 
 FORMAT = 1
 RUN, STATE = "run.json", "state.npz"
-PART = ".part"  # at the end of the name of a file that is not yet whole
-
-#: what reading a damaged file of arrays may raise
-_DAMAGED = (BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError)
-
-
-def _write(path: Path, write: Callable) -> None:
-    """Write a file so that it is there as a whole, or as it was before."""
-    new = path.with_name(path.name + PART)
-    try:
-        with open(new, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise OSError(
-            error.errno,
-            f"cannot write the checkpoint {path} ({error.strerror}); all chunks before "
-            "it are kept: run again with the same arguments to go on",
-        ) from error
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the name, too
-    finally:
-        os.close(directory)
-
-
-def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    arrays = {name: np.asarray(a) for name, a in arrays.items()}
-    _write(path, lambda file: np.savez(file, **arrays))
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except _DAMAGED as error:
-        raise ValueError(
-            f"`path`: {path} is damaged or not a checkpoint ({error}). Nothing was "
-            "changed. Restore the file, or start anew in another directory."
-        ) from error
 
 
 def _digest(value: Any) -> str:
@@ -84,6 +48,11 @@ def _digest(value: Any) -> str:
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = random.key_data(jnp.asarray(value))
+        if isinstance(value, jax.Array) and not value.is_fully_replicated:
+            # Rows on many devices, or hosts: not to be brought together.
+            shards = sorted(value.addressable_shards, key=lambda s: str(s.index))
+            parts = [_digest(np.asarray(s.data)) for s in shards if not s.replica_id]
+            return f"{value.dtype}{list(value.shape)}:{parts}"
         value = np.ascontiguousarray(value)
         data = blake2b(value.tobytes(), digest_size=16).hexdigest()
         return f"{value.dtype}{list(value.shape)}:{data}"
@@ -121,19 +90,10 @@ def _description(mcmc: MCMC, rng_key, args, kwargs, init_params, fields) -> dict
 
 def _check_run(path: Path, new: dict) -> None:
     """Refuse a directory of another run."""
-    try:
-        old = json.loads((path / RUN).read_text(encoding="utf-8"))
-        known = isinstance(old, dict) and "format" in old
-    except (ValueError, UnicodeDecodeError):
-        known = False
-    if not known:
+    old = read_json(path / RUN, UNCHANGED)
+    if old.get("format") != FORMAT:
         raise ValueError(
-            f"`path`: {path / RUN} is damaged or not a checkpoint. Nothing was "
-            "changed. Start anew in another directory."
-        )
-    if old["format"] != FORMAT:
-        raise ValueError(
-            f"`path`: {path} has format {old['format']}, and this version reads "
+            f"`path`: {path} has format {old.get('format')}, and this version reads "
             f"{FORMAT}. Nothing was changed. Go on with the version that wrote it."
         )
     differ = [k for k in new if k != "versions" and old.get(k) != new[k]]
@@ -153,39 +113,17 @@ def _check_run(path: Path, new: dict) -> None:
         )
 
 
-def _leaves(state: Any) -> list[np.ndarray]:
-    def plain(a):
-        key = jnp.issubdtype(jnp.asarray(a).dtype, jax.dtypes.prng_key)
-        return np.asarray(random.key_data(a) if key else a)
-
-    return [plain(a) for a in jax.tree.leaves(state)]
-
-
 def _restored(like: Any, arrays: dict[str, np.ndarray], path: Path) -> Any:
     """A state with the structure of ``like`` and the values of a file."""
-    leaves, treedef = jax.tree.flatten(like)
-    expected = _leaves(like)
-    stored = [arrays.get(f"leaf-{i:04d}") for i in range(len(leaves))]
     counts = [arrays.get(k, np.zeros(1)) for k in ("step", "num_chunks")]
-    fits = str(arrays.get("structure")) == str(treedef) and all(
-        a.shape == () and a.dtype.kind == "i" and 0 <= a < 2**31 for a in counts
-    )
-    fits = fits and all(
-        b is not None and a.shape == b.shape and a.dtype == b.dtype
-        for a, b in zip(expected, stored, strict=True)
-    )
-    if not fits:
+    fits = all(a.shape == () and a.dtype.kind == "i" and 0 <= a < 2**31 for a in counts)
+    state = restored_tree(like, arrays) if fits else None
+    if state is None:
         raise ValueError(
             f"`path`: the state in {path} does not fit this kernel and model. Nothing "
             "was changed. Give the same arguments, or another directory."
         )
-
-    def value(a, b):
-        if jnp.issubdtype(jnp.asarray(a).dtype, jax.dtypes.prng_key):
-            return random.wrap_key_data(jnp.asarray(b), impl=random.key_impl(a))
-        return jnp.asarray(b)
-
-    return jax.tree.unflatten(treedef, map(value, leaves, stored))
+    return state
 
 
 def _chunk_name(index: int) -> str:
@@ -197,14 +135,10 @@ def _save(path: Path, index: int, chunk: Any) -> int:
     if jax.tree.leaves(chunk.samples)[0].shape[1]:
         named = {f"sample:{k}": v for k, v in _as_dict(chunk.samples).items()}
         named |= {f"field:{k}": v for k, v in chunk.extra_fields.items()}
-        _write_arrays(path / _chunk_name(index), named)
+        write_arrays(path / _chunk_name(index), named)
         index += 1
-    leaves, treedef = jax.tree.flatten(chunk.state)
-    arrays: dict[str, Any] = {
-        f"leaf-{i:04d}": a for i, a in enumerate(_leaves(chunk.state))
-    }
-    arrays |= {"structure": str(treedef), "step": chunk.step, "num_chunks": index}
-    _write_arrays(path / STATE, arrays)
+    counts = {"step": chunk.step, "num_chunks": index}
+    write_arrays(path / STATE, tree_arrays(chunk.state) | counts)
     return index
 
 
@@ -212,8 +146,40 @@ def _as_dict(samples: Any) -> dict[str, Any]:
     return samples if isinstance(samples, dict) else {"": samples}
 
 
+def _read_state(path: Path, like: Any) -> tuple[Any, int, int]:
+    """State, steps and number of chunks, from the file of a state like this one."""
+    arrays = read_arrays(path / STATE, UNCHANGED)
+    state = _restored(like, arrays, path / STATE)
+    step, index = int(arrays["step"]), int(arrays["num_chunks"])
+    missing = [i for i in range(index) if not (path / _chunk_name(i)).exists()]
+    if missing:
+        raise ValueError(
+            f"`path`: {path / _chunk_name(missing[0])} is missing, one of {index} "
+            "chunks. Nothing was changed. Restore it, or give another directory."
+        )
+    return state, step, index
+
+
+def _kinds(arrays: dict[str, np.ndarray]) -> dict:
+    """What is the same in all chunks of a run."""
+    return {k: (a.dtype, a.shape[:1], a.shape[2:]) for k, a in arrays.items()}
+
+
 def _collect(path: Path, num_chunks: int) -> tuple[Any, dict[str, np.ndarray]]:
-    parts = [_read_arrays(path / _chunk_name(i)) for i in range(num_chunks)]
+    parts: list[dict[str, np.ndarray]] = []
+    for i in range(num_chunks):
+        part = read_arrays(path / _chunk_name(i), UNCHANGED)
+        lengths = {a.shape[1:2] for a in part.values()}
+        if (
+            len(lengths) != 1
+            or () in lengths
+            or _kinds(part) != _kinds((*parts, part)[0])
+        ):
+            raise ValueError(
+                f"`path`: {path / _chunk_name(i)} is not a chunk of this run. "
+                f"{UNCHANGED}"
+            )
+        parts.append(part)
     joined = {k: np.concatenate([p[k] for p in parts], 1) for k in parts[0]}
     samples, fields = (
         {k.removeprefix(p): v for k, v in joined.items() if k.startswith(p)}
@@ -280,25 +246,19 @@ def run_checkpointed(
             "checkpoint. Nothing was changed. Give another directory."
         )
     else:
-        _write(path / RUN, lambda file: file.write(json.dumps(new, indent=1).encode()))
+        write_file(
+            path / RUN, lambda file: file.write(json.dumps(new, indent=1).encode())
+        )
     state, step, index = None, 0, 0
     if (path / STATE).exists():
-        arrays = _read_arrays(path / STATE)
         keys = rng_key
         if mcmc.num_chains > 1 and is_prng_key(rng_key):
             keys = random.split(rng_key, mcmc.num_chains)
         # Only a new start has the structure that the stored values belong to.
-        like = _first_state(
+        like = first_state(
             kernel, keys, mcmc.num_warmup, init_params, args, kwargs, None
         )
-        state = _restored(like, arrays, path / STATE)
-        step, index = int(arrays["step"]), int(arrays["num_chunks"])
-        missing = [i for i in range(index) if not (path / _chunk_name(i)).exists()]
-        if missing:
-            raise ValueError(
-                f"`path`: {path / _chunk_name(missing[0])} is missing, one of {index} "
-                "chunks. Nothing was changed. Restore it, or give another directory."
-            )
+        state, step, index = _read_state(path, like)
     if step < mcmc.num_warmup + mcmc.num_samples:
         chunks = run_chunks(
             mcmc,

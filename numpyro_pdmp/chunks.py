@@ -17,6 +17,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key, nested_attrgetter
 from numpyro_pdmp.initialize import jit_arrays
 from numpyro_pdmp.options import require_count
+from numpyro_pdmp.shards import plain
 
 
 class Chunk(NamedTuple):
@@ -36,7 +37,7 @@ def _need_count(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def _first_state(kernel, rng_key, num_warmup, init_params, args, kwargs, state):
+def first_state(kernel, rng_key, num_warmup, init_params, args, kwargs, state):
     # As in NumPyro: some kernels are not ready for a state before their `init`.
     if state is None or getattr(kernel, "_sample_fn", None) is None:
         new = kernel.init(rng_key, num_warmup, init_params, args, kwargs)
@@ -217,11 +218,12 @@ def _chunks(
 
     def as_chunk(buffer, num, state, step):
         samples, extra = jax.tree.map(
-            lambda a: a[None, :num] if single else jnp.swapaxes(a[:num], 0, 1), buffer
+            lambda a: a[None, :num] if single else jnp.swapaxes(a[:num], 0, 1),
+            plain(buffer),
         )
         return Chunk(samples, extra, state, step)
 
-    state = _first_state(kernel, *init)
+    state = first_state(kernel, *init)
     compiled = jit_arrays(advance, args, kwargs)
     # As in NumPyro, draws that do not fill a group are left out at the beginning.
     first = num_warmup + (end - num_warmup) % thinning

@@ -41,6 +41,10 @@ def _subtract(a: Any, b: Any) -> Any:
     return jax.tree.map(jnp.subtract, a, b)
 
 
+def _all_finite(*trees: Any) -> bool:
+    return bool(jnp.all(jnp.isfinite(ravel_pytree(trees)[0])))
+
+
 def _dot(a: Any, b: Any) -> Array:
     return jnp.vdot(ravel_pytree(a)[0], ravel_pytree(b)[0])
 
@@ -98,6 +102,17 @@ def control_variate(
     )
 
 
+def check_control(cv: ControlVariate | None) -> None:
+    """Raise if all data do not have the finite gradient that a few rows have."""
+    if cv is None or _all_finite(cv.energy_full, cv.grad_full):
+        return
+    raise ValueError(
+        f"The potential energy of all data, {cv.energy_full}, or its gradient is not "
+        "finite, though that of a few rows is: look for rows with missing or infinite "
+        "values, and leave them out."
+    )
+
+
 def of_order(cv: ControlVariate | None, order: int) -> ControlVariate | None:
     """A control variate cut down to this order; 0 is none."""
     if cv is None or order == 0:
@@ -122,6 +137,7 @@ def gradient(
     :param grad: from a function to its gradient, such as ``jax.jacfwd``.
     :param ahead: the next batches, for rows that are fetched from the host.
     """
+    batch = model.placed(batch)
     grad_fn = grad(lambda z: model.potential_fn(z, batch))
     with model.loaded(batch, ahead):
         if cv is None:
@@ -142,6 +158,7 @@ def value(
     :param batch: indices of each subsampled plate.
     :param cv: control variate; None for the potential of the batch itself.
     """
+    batch = model.placed(batch)
     with model.loaded(batch):
         return _value(model, z, batch, cv)
 

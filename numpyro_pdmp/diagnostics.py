@@ -74,7 +74,8 @@ class Report:
             f"Non-finite evaluations: {self.nonfinite}; diverging draws: "
             f"{self.diverging}.",
         ]
-        verdict = ["Nothing to complain about."] if self.ok else self.advice
+        more = "See the page docs/diagnosing.md of the documentation."
+        verdict = ["Nothing to complain about."] if self.ok else [*self.advice, more]
         return "\n".join(lines + verdict)
 
 

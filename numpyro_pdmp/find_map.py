@@ -19,7 +19,6 @@ import optax
 
 from numpyro.infer import init_to_uniform
 from numpyro.optim import Minimize, _NumPyroOptim
-from numpyro_pdmp.batch import random_batch
 from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.hessian import (
     DENSE_DIMENSIONS,
@@ -29,13 +28,16 @@ from numpyro_pdmp.hessian import (
     hutchinson_diagonal,
 )
 from numpyro_pdmp.initialize import check_sites, jit_arrays, strategy_params
+from numpyro_pdmp.pages import explained
 from numpyro_pdmp.process.scale import Scale
+from numpyro_pdmp.shards import plain
+from numpyro_pdmp.storage import read_arrays, require_names
 from numpyro_pdmp.subsample import (
+    SubsampledModel,
     as_jax_rows,
     batch_potential,
     is_random,
     model_layout,
-    with_batch,
 )
 
 #: batches over which the energy of a subsampled model is averaged at start and end
@@ -52,8 +54,23 @@ MAX_IDLE = 3
 _PARAM = "param:"
 
 
+NOT_A_MODE = "Give a file that `MAP.save` has written."
+
+
 class MAP(NamedTuple):
-    """A mode of the unconstrained posterior and how it was found."""
+    """A mode of the unconstrained posterior and how it was found.
+
+    **Example**
+
+    >>> from jax import random
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro_pdmp import find_map
+    >>> def model():
+    ...     numpyro.sample("x", dist.Normal(3.0, 2.0))
+    >>> mode = find_map(model, random.key(0), progress_bar=False)
+    >>> round(float(mode.params["x"]), 3)
+    3.0
+    """
 
     params: dict[str, Array]  # unconstrained value per site
     potential_energy: Array  # at params; averaged over batches if subsampled
@@ -91,26 +108,25 @@ class MAP(NamedTuple):
 
         :param path: of the file.
         """
-        with np.load(path, allow_pickle=False) as file:
-            missing = sorted({"potential_energy", "losses"} - set(file.files))
-            if missing:
-                raise ValueError(
-                    f"`path`: {path} has no {missing}: not written by `MAP.save`."
-                )
-            params = {
-                k.removeprefix(_PARAM): jnp.asarray(file[k])
-                for k in file.files
-                if k.startswith(_PARAM)
-            }
-            converged = bool(file["converged"]) if "converged" in file.files else None
-            return cls(
-                params,
-                jnp.asarray(file["potential_energy"]),
-                file["losses"],
-                int(file["num_steps"]),
-                float(file["gradient_norm"]),
-                converged,
-            )
+        file = read_arrays(path, NOT_A_MODE)
+        names = ("potential_energy", "losses", "num_steps", "gradient_norm")
+        require_names(file, names, path, NOT_A_MODE)
+        sizes = [file[k].size for k in ("potential_energy", *names[2:])]
+        if sizes != [1, 1, 1] or any(a.dtype.kind not in "fiub" for a in file.values()):
+            raise ValueError(f"`path`: {path} has other arrays. {NOT_A_MODE}")
+        params = {
+            k.removeprefix(_PARAM): jnp.asarray(a)
+            for k, a in file.items()
+            if k.startswith(_PARAM)
+        }
+        return cls(
+            params,
+            jnp.asarray(file["potential_energy"]),
+            file["losses"],
+            int(file["num_steps"]),
+            float(file["gradient_norm"]),
+            bool(np.all(file["converged"])) if "converged" in file else None,
+        )
 
 
 class _Loop(NamedTuple):
@@ -244,6 +260,7 @@ def _curvature_factor(potential_fn: Callable, x: Array) -> Array:
     return 1 / jnp.sqrt(fill_zeros(jnp.hypot(mean, error)))
 
 
+@explained("warmup")
 def find_map(
     model: Callable,
     rng_key: Array,
@@ -317,11 +334,13 @@ def find_map(
     key_start, key_steps, key_value = random.split(rng_key, 3)
 
     def compiled(fn: Callable) -> Callable:
-        return jit_arrays(fn, *data)
+        inner = jit_arrays(fn, *data)
+        return lambda *rest: plain(inner(*rest))
 
     @compiled
     def draw_start(args, kwargs):
-        start = with_batch(model, random_batch(key_value, plates))
+        whole = SubsampledModel(model, args, kwargs)
+        start = whole.start_model(whole.random_batch(key_value, plates))
         return strategy_params(
             key_start, start, init_strategy, False, lambda f: f, args, kwargs
         )[0]

@@ -60,6 +60,7 @@ import jax.numpy as jnp
 from numpyro_pdmp.control_variates import control_variate
 from numpyro_pdmp.initialize import jit_arrays
 from numpyro_pdmp.kernel import PDMPKernel
+from numpyro_pdmp.pages import explained
 from numpyro_pdmp.process.events import ExactBound
 from numpyro_pdmp.process.generalised import (
     ForwardBouncyParticle,
@@ -371,6 +372,7 @@ def _remainders(constants: Constants, z: Array, v: Array, by_coordinate: bool) -
     return jnp.concatenate([norms * powers * speeds, by_entry])
 
 
+@explained("subsampling")
 def glm_bound(
     model: Callable,
     reference: Any,

@@ -23,6 +23,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.primitives import mutable
 from numpyro.util import find_stack_level
+from numpyro_pdmp.pages import explained
 
 INSTEAD = (
     "Use a normalisation without state or noise instead, such as `hk.LayerNorm` or "
@@ -93,6 +94,7 @@ def _bind(apply: Callable, stateful: bool, apply_rng: bool, params: Any, state: 
     return network
 
 
+@explained("haiku")
 def haiku_module(
     name: str,
     nn_module: Any,
@@ -118,6 +120,19 @@ def haiku_module(
         ``net(numpyro.prng_key(), x)``.
     :param kwargs: keyword inputs to initialise the network with.
     :return: the network as a function of its inputs.
+
+    **Example**
+
+    >>> import haiku as hk
+    >>> import jax.numpy as jnp
+    >>> from jax import random
+    >>> from numpyro.handlers import seed
+    >>> from numpyro_pdmp import haiku_module
+    >>> def model(x):
+    ...     network = hk.transform(lambda x: hk.Linear(3)(x))
+    ...     return haiku_module("net", network, input_shape=(1, 2))(x)
+    >>> seed(model, random.key(0))(jnp.ones((5, 2))).shape
+    (5, 3)
     """
     init, apply, stateful = _with_rng(nn_module)
     params = numpyro.param(name + "$params")
@@ -190,6 +205,7 @@ def _prior_of(prior: Any, path: str, short: str, shape: tuple[int, ...]) -> Any:
     return found
 
 
+@explained("haiku")
 def random_haiku_module(
     name: str,
     nn_module: Any,
@@ -315,6 +331,7 @@ def _fixed_part(
     return fixed, state
 
 
+@explained("haiku")
 def haiku_init(
     name: str,
     nn_module: Any,
@@ -333,6 +350,16 @@ def haiku_init(
     :param name: as given to :func:`random_haiku_module`, like the other arguments.
     :param rng_key: random key.
     :return: values by site.
+
+    **Example**
+
+    >>> import haiku as hk
+    >>> from jax import random
+    >>> from numpyro_pdmp import haiku_init
+    >>> network = hk.transform(lambda x: hk.Linear(1)(x))
+    >>> {k: v.shape for k, v in
+    ...  haiku_init("net", network, random.key(0), input_shape=(1, 2)).items()}
+    {'net.linear.b': (1,), 'net.linear.w': (2, 1)}
     """
     init, _, stateful = _with_rng(nn_module)
     inputs = _dummy_inputs(args, input_shape, kwargs)

@@ -17,7 +17,9 @@ from numpyro_pdmp.batch import random_batch
 from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.initialize import check_sites, jit_arrays
 from numpyro_pdmp.process.scale import LowRankScale
-from numpyro_pdmp.subsample import as_jax_rows, model_layout, with_batch
+from numpyro_pdmp.rows import with_batch
+from numpyro_pdmp.shards import find_shards
+from numpyro_pdmp.subsample import as_jax_rows, model_layout
 
 #: most dimensions for which "auto" takes one product per dimension
 EXACT_DIMENSIONS = 1024
@@ -277,6 +279,11 @@ def fisher_diagonal(
     x, unravel = ravel_pytree(check_sites(params, shapes, "params"))
     if num_probes < 1:
         raise ValueError(f"`num_probes` must be at least 1, got {num_probes}.")
+    if plates and find_shards(jax.tree.leaves((model_args, kwargs))) is not None:
+        raise ValueError(
+            "The Fisher information is not to be had from rows that are spread over "
+            "devices: use the curvature, `kind='diagonal'` of `laplace_reference`."
+        )
 
     def log_probs(args, kwargs, x, rng_key):
         """Terms of the likelihood with their weights, and the rest."""

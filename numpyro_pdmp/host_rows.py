@@ -37,6 +37,15 @@ class HostRows:
         that with 2 or more ``fetch`` is called by several at once. The draws do not
         depend on it. Worth its threads where fetching takes long, as from a network;
         0 is faster for data in the host's memory.
+
+    **Example**
+
+    >>> import numpy as np
+    >>> from numpyro_pdmp import HostRows
+    >>> data = np.arange(20.0, dtype=np.float32).reshape(10, 2)
+    >>> rows = HostRows(lambda indices: data[indices])
+    >>> rows(np.array([3, 0], np.int32)).tolist()
+    [[6.0, 7.0], [0.0, 1.0]]
     """
 
     #: calls of a model that is being looked at, if any

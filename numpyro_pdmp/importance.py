@@ -28,11 +28,8 @@ import jax.numpy as jnp
 from numpyro_pdmp.batch import Batch, Plates
 from numpyro_pdmp.control_variates import ControlVariate, of_order, taylor
 from numpyro_pdmp.moments import AnyScale
-from numpyro_pdmp.subsample import (
-    SubsampledModel,
-    WeightedRows,
-    pilot_batch,
-)
+from numpyro_pdmp.rows import WeightedRows
+from numpyro_pdmp.subsample import SubsampledModel
 
 #: cost of a gradient with control variates of order 0, 1 and 2, and how many more
 #: gradients a unit of noise in the rates takes: both rough
@@ -42,6 +39,9 @@ UNEQUAL_COST = 1.2
 #: runs of consecutive rows are taken from so many rows on, if they are many times as
 #: long as a run, and if they have hardly more noise
 MANY_ROWS, MANY_RUNS, MORE_NOISE = 2**16, 64, 1.25
+#: a large model's path begins at the centre: its first envelope is for places that are
+#: so much nearer to it than typical ones, where a network's gradients can be enormous
+NEAR = 0.1
 #: rows of the other plates, while the rows of one are looked at
 OTHER_ROWS = 256
 
@@ -104,12 +104,14 @@ def row_variance(
     As :func:`row_spreads` would tell for all rows, for models that are too large for
     passes over all data.
 
-    :return: (control variates,).
+    :return: (2, control variates); first at typical places, then near the centre.
     """
-    batch = pilot_batch(model.plates, 64)
+    batch = model.pilot_batch(64)
     corners = _corners(scale)
+    nearer = corners * jnp.array([[NEAR], [1.0]], corners.dtype)
+    corners = jnp.concatenate([corners, nearer])
     found = _derivatives(model, plate, scale, control_variates, batch, corners)
-    return jnp.mean(jnp.var(found, axis=-1, ddof=1), axis=0)
+    return jnp.mean(jnp.var(found, axis=-1, ddof=1).reshape(2, 4, -1), axis=1)
 
 
 def row_spreads(
@@ -138,7 +140,7 @@ def row_spreads(
     num = min(max(chunk_size, length), size)
     num_runs = num // length  # in a block
     corners = _corners(scale)
-    others = pilot_batch(model.plates, OTHER_ROWS)
+    others = model.pilot_batch(OTHER_ROWS)
 
     def block(carry, start):
         spreads, sums, runs, count = carry
@@ -209,16 +211,25 @@ def plan_batches(
     """
     controls = [of_order(control, k) for k in orders]
     repeats = batching in ("with_replacement", "contiguous")
-    equal, unequal, runs = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
+    equal, unequal, runs, near = (jnp.zeros(()) for _ in range(4))
     tables, many = {}, True
-    if not model.is_small and batching == "auto":
+    # Nor is there a place for a number of each row, if they are on many devices.
+    all_rows = model.is_small and model.shards is None
+    if model.shards is not None and batching == "importance":
+        raise ValueError(
+            "`batching='importance'` is not possible with rows that are spread over "
+            "devices; use 'without_replacement', 'with_replacement' or 'contiguous'."
+        )
+    if not all_rows and batching == "auto":
         batching = "without_replacement"
     for name, (size, subsample_size) in model.plates.items():
         # Rows that are not drawn twice leave less to chance.
         left = 1.0 if repeats else (size - subsample_size) / (size - 1)
         left = left / subsample_size
-        if not model.is_small and batching != "importance":
-            equal += left * size**2 * row_variance(model, name, scale, controls)
+        if not all_rows and batching != "importance":
+            variances = row_variance(model, name, scale, controls)
+            equal += left * size**2 * variances[0]
+            near += left * size**2 * variances[1]
             unequal += jnp.inf
             continue
         spreads, total, run = row_spreads(model, name, scale, controls)
@@ -230,7 +241,7 @@ def plan_batches(
         runs += jnp.maximum(run**2 - square, 0)
         many &= size >= max(MANY_ROWS, MANY_RUNS * subsample_size)
     equal, unequal, runs = jnp.sqrt(equal), jnp.sqrt(unequal), jnp.sqrt(runs)
-    if batching == "contiguous" and model.is_small:
+    if batching == "contiguous" and all_rows:
         equal = runs
     factor = 1 + NOISE_COST * equal
     other = UNEQUAL_COST * (1 + NOISE_COST * unequal)
@@ -239,6 +250,8 @@ def plan_batches(
         shuffled = jnp.less_equal(runs, MORE_NOISE * equal) & many
         kind = jnp.where(other < factor, 1, jnp.where(shuffled, 2, 0))
     noise = jnp.select([kind == 1, kind == 2], [unequal, runs], equal)
+    if near.ndim and not model.is_small:
+        noise = jnp.sqrt(near)
     costs = jnp.asarray([GRADIENT_COSTS[k] for k in orders])
     costs *= jnp.where(kind == 1, other, factor)
     best = jnp.argmin(jnp.where(jnp.isfinite(costs), costs, jnp.inf))

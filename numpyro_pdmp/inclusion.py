@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro.diagnostics import effective_sample_size
+from numpyro_pdmp.pages import explained
 
 #: what the name of a site's indicators ends with, in ``InferenceData``
 SUFFIX = "_included"
@@ -33,6 +34,7 @@ def _inclusion(draws: np.ndarray) -> Inclusion:
     return Inclusion(probability, mcse, ess)
 
 
+@explained("sticky")
 def inclusion_probabilities(
     data: Any, sites: str | Iterable[str] | None = None
 ) -> dict[str, Inclusion]:

@@ -20,8 +20,9 @@ from numpyro_pdmp.all_data import full_data, pointwise_log_likelihood
 from numpyro_pdmp.batch import Plates
 from numpyro_pdmp.inclusion import SUFFIX
 from numpyro_pdmp.kernel import PDMPKernel
+from numpyro_pdmp.rows import with_batch
 from numpyro_pdmp.sgmcmc import SGMCMCKernel
-from numpyro_pdmp.subsample import SubsampledModel, with_batch
+from numpyro_pdmp.subsample import SubsampledModel
 
 #: state fields that become variables of ``sample_stats``, with ArviZ's names
 SAMPLE_STATS = {
@@ -89,6 +90,19 @@ def to_inference_data(mcmc: MCMC, log_likelihood: bool = False, **kwargs: Any) -
         observations times the number of draws.
     :param kwargs: passed on to :func:`arviz.from_numpyro`.
     :return: the inference data.
+
+    **Example**
+
+    >>> from jax import random
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro.infer import MCMC
+    >>> from numpyro_pdmp import BPS, to_inference_data
+    >>> def model():
+    ...     numpyro.sample("x", dist.Normal(3.0, 2.0))
+    >>> mcmc = MCMC(BPS(model), num_warmup=200, num_samples=500, progress_bar=False)
+    >>> mcmc.run(random.key(0))
+    >>> sorted(to_inference_data(mcmc).posterior.data_vars)
+    ['x']
     """
     import arviz as az
 

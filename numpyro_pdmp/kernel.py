@@ -25,6 +25,7 @@ from numpyro_pdmp.options import (
     check_target,
     require_positive,
 )
+from numpyro_pdmp.process.ahead import take_first, tick_ahead
 from numpyro_pdmp.process.events import EventTime, event_time_scheme
 from numpyro_pdmp.process.loop import (
     make_tick,
@@ -47,6 +48,8 @@ from numpyro_pdmp.warmup import (
     tune,
 )
 
+#: how many draws a vectorised chain may be ahead, of how many dimensions
+AHEAD, AHEAD_LIMIT = 8, 1024
 #: bound on the gradients of one draw while the scale may still be wrong
 WARMUP_MAX_GRAD = 100
 
@@ -96,6 +99,7 @@ class PDMPKernel(ModelKernel):
         batching: str = "auto",
         control_variates: int | str | None = "auto",
         recenter: bool = False,
+        run_ahead: bool = True,
         sticky: dict[str, Any] | None = None,
         **process_options: Any,
     ):
@@ -163,6 +167,7 @@ class PDMPKernel(ModelKernel):
         self._batching = batching
         self._control_variates = control_variates
         self._recenter = recenter
+        self._run_ahead = run_ahead
 
     def get_diagnostics_str(self, state):
         totals, draws = state.totals, jnp.maximum(state.i, 1)
@@ -178,6 +183,11 @@ class PDMPKernel(ModelKernel):
         target = self._model if self._model is not None else self._potential_fn
         name = getattr(target, "__name__", repr(target))
         return f"{type(self).__name__}({name}, event_time={self._scheme})"
+
+    def _max_ahead(self, dim):
+        """How many draws vectorised chains of that dimension may be ahead."""
+        simple = self._record == "time" and self._sticky is None
+        return AHEAD if self._run_ahead and simple and dim <= AHEAD_LIMIT else 0
 
     # A draw
 
@@ -198,13 +208,18 @@ class PDMPKernel(ModelKernel):
         state = state._replace(
             path=state.path._replace(rng_key=state.rng_key), adapt_state=None
         )
-        advance = partial(
-            self._advance, functions=functions, unravel=unravel, kappa=kappa
-        )
-        if not single:
-            axes = (0, None if self._cross_chain_adapt else 0)
-            advance = jax.vmap(advance, in_axes=axes)
-        state, draw = advance(state, adapt_state)
+        context: dict[str, Any] = {
+            "functions": functions,
+            "unravel": unravel,
+            "kappa": kappa,
+        }
+        if state.queue is not None:
+            state, draw = self._advance_all(state, adapt_state, context)
+        else:
+            advance: Any = partial(self._advance, **context)
+            if not single:
+                advance = jax.vmap(advance, in_axes=(0, self._adapt_axis))
+            state, draw = advance(state, adapt_state)
         # Not through the branches of warm-up, which might copy what is large.
         importance = adapt_state.importance
         adapt_state = adapt_state._replace(importance=None)
@@ -216,10 +231,14 @@ class PDMPKernel(ModelKernel):
             i=state.i + 1, adapt_state=adapt_state, path=path, rng_key=path.rng_key
         )
 
-    def _advance(self, state, adapt_state, functions, unravel, kappa):
-        """The next draw, and what it tells warm-up."""
+    @property
+    def _adapt_axis(self):
+        """Of the adaptation of vectorised chains, under ``vmap``."""
+        return None if self._cross_chain_adapt else 0
+
+    def _parts(self, adapt_state, functions, unravel, kappa):
+        """Process, target and loop's body, as tuned so far."""
         sampler = self._sampler.tuned(adapt_state.bounce_rate)
-        scale = adapt_state.scale
         target = self._target(
             functions, unravel, adapt_state.control, adapt_state.importance
         )
@@ -227,17 +246,30 @@ class PDMPKernel(ModelKernel):
             target.gradient,
             sampler,
             self._scheme,
-            scale,
+            adapt_state.scale,
             adapt_state.tuning,
             adapt_state.refresh_rate,
             target.source,
             kappa,
         )
-        max_grad: Any = self._max_grad
+        return sampler, target, tick
+
+    def _bound(self, warmup):
+        """On the gradients of a draw."""
         # If nothing is tuned, warm-up has no cheaper draws to wait for.
         if self._adapt_mass_matrix or self._scheme.tunes_window:
-            warmup = state.i < adapt_state.num_warmup
-            max_grad = jnp.where(warmup, min(WARMUP_MAX_GRAD, max_grad), max_grad)
+            cheap = min(WARMUP_MAX_GRAD, self._max_grad)
+            return jnp.where(warmup, cheap, self._max_grad)
+        return self._max_grad
+
+    def _zero_sums(self, path):
+        """Of the integrals that exact moments are made of."""
+        return jnp.zeros((3, path.z.size), path.z.dtype) if self.exact_moments else None
+
+    def _advance(self, state, adapt_state, functions, unravel, kappa):
+        """The next draw, and what it tells warm-up."""
+        sampler, target, tick = self._parts(adapt_state, functions, unravel, kappa)
+        max_grad = self._bound(state.i < adapt_state.num_warmup)
         path = reset_stats(state.path)._replace(event=jnp.full_like(state.i, NO_EVENT))
         t_start = path.t_output
 
@@ -247,17 +279,14 @@ class PDMPKernel(ModelKernel):
             return ~has_output(p)
 
         def body(carry):
-            path, sums = carry
-            path = tick(path)
-            return path, None if sums is None else sums + stretch_sums(path)
+            path, numbers, sums = carry
+            path, numbers = tick.step(path, numbers)
+            return path, numbers, None if sums is None else sums + stretch_sums(path)
 
-        sums = None
-        if self.exact_moments:
-            sums = jnp.zeros((3, path.z.size), path.z.dtype)
-        path, sums = lax.while_loop(
+        path, _, sums = lax.while_loop(
             lambda carry: waits(carry[0]) & (carry[0].stats.num_grad < max_grad),
             body,
-            (path, sums),
+            (path, tick.draw(path), self._zero_sums(path)),
         )
         cut_off = waits(path)
         elapsed = t_start - path.t_output
@@ -265,13 +294,89 @@ class PDMPKernel(ModelKernel):
             z = path.z
         else:
             path, z = read_output(path, sampler, adapt_state.draw_time)
-        x, stats, frozen = scale.position(z), path.stats, None
+        frozen = None
         if path.stuck is not None:
             events = self._record == "events"
             frozen = path.stuck.frozen if events else path.stuck.frozen_from
+        state = self._recorded(
+            state._replace(path=path),
+            adapt_state,
+            z,
+            path.stats,
+            cut_off,
+            frozen,
+            functions,
+            target,
+            unravel,
+            kappa,
+        )
+        return state, draw_moments(z, sums, elapsed, path.stats, frozen)
+
+    def _advance_all(self, state, adapt_state, context):
+        """The next draw of all chains, of which the fast ones run ahead."""
+        axis = self._adapt_axis
+
+        def begin(state, adapt_state):
+            path, tick = state.path, self._parts(adapt_state, **context)[2]
+            zero = jnp.zeros_like(path.t_output)
+            return path, tick.draw(path), state.queue, zero, self._zero_sums(path)
+
+        def one(path, numbers, queue, elapsed, sums, i, adapt_state):
+            sampler, _, tick = self._parts(adapt_state, **context)
+            # What warm-up learns of a draw is to serve the next one.
+            warmup = i < adapt_state.num_warmup
+            path, numbers, queue, ticks, time = tick_ahead(
+                tick,
+                sampler,
+                adapt_state.draw_time,
+                self._bound(warmup),
+                jnp.where(warmup, 1, len(queue.z)),
+                path,
+                numbers,
+                queue,
+            )
+            if sums is not None:
+                sums = sums + jnp.where(ticks, stretch_sums(path), 0)
+            return path, numbers, queue, elapsed + time, sums
+
+        def finish(carry, state, adapt_state):
+            path, _, queue, elapsed, sums = carry
+            queue, z, stats, cut_off = take_first(queue)
+            state = state._replace(path=path, queue=queue)
+            _, target, _ = self._parts(adapt_state, **context)
+            state = self._recorded(
+                state, adapt_state, z, stats, cut_off, None, target=target, **context
+            )
+            return state, draw_moments(z, sums, elapsed, stats)
+
+        body: Any = jax.vmap(one, in_axes=(0, 0, 0, 0, 0, 0, axis))
+        carry = jax.vmap(begin, in_axes=(0, axis))(state, adapt_state)
+        carry = lax.while_loop(
+            lambda carry: jnp.any(carry[2].num == 0),
+            lambda carry: body(*carry, state.i, adapt_state),
+            carry,
+        )
+        return jax.vmap(finish, in_axes=(0, 0, axis))(carry, state, adapt_state)
+
+    def _recorded(
+        self,
+        state,
+        adapt_state,
+        z,
+        stats,
+        cut_off,
+        frozen,
+        functions,
+        target,
+        unravel,
+        kappa,
+    ):
+        """The state with a draw at whitened ``z``."""
+        x = adapt_state.scale.position(z)
+        if frozen is not None:
             x = jnp.where(frozen, 0, x)
         wanted = self._wants_energy(functions)
-        energy = self._energy(target, path, x) if wanted else jnp.nan
+        energy = self._energy(target, state.path, x) if wanted else jnp.nan
         if frozen is not None:  # the mass of the atoms
             energy = energy + jnp.sum(jnp.where(frozen, jnp.log(kappa), 0))
         outside = ~jnp.isfinite(energy) & wanted
@@ -280,7 +385,7 @@ class PDMPKernel(ModelKernel):
             lambda old, new: jnp.where(first, new, old + new), state.totals, stats
         )
         proposals = jnp.maximum(stats.num_proposals, 1)
-        state = state._replace(
+        return state._replace(
             z=unravel(x),
             potential_energy=jnp.asarray(energy, x.dtype),
             num_grad=stats.num_grad,
@@ -293,11 +398,9 @@ class PDMPKernel(ModelKernel):
             ),
             excess=stats.sum_excess / jnp.maximum(stats.num_violations, 1),
             diverging=(stats.num_nonfinite > 0) | cut_off | outside,
-            path=path,
             whitened=z if frozen is None else jnp.where(frozen, 0, z),
             totals=totals,
         )
-        return state, draw_moments(z, sums, elapsed, stats, frozen)
 
     # Warm-up
 

@@ -85,9 +85,13 @@ class ModelKernel(StartMixin, MCMCKernel):
         if self._sticky is None:
             return None
         if subsampled is not None:
-            rows = (model_args, model_kwargs)
-            model_args, model_kwargs = as_jax_rows(rows, subsampled.plates)
+            few = subsampled.few_arguments
+            model_args, model_kwargs = as_jax_rows(few, subsampled.plates)
         return thaw_rates(self._sticky, self._model, z, model_args, model_kwargs)
+
+    def _max_ahead(self, dim):
+        """How many draws vectorised chains of that dimension may be ahead."""
+        return 0
 
     def _energy(self, target, state, x):
         """Potential energy of a draw; an estimate from one batch if subsampled.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_pdmp.batch import BATCHING
+from numpyro_pdmp.pages import explained
 from numpyro_pdmp.process.samplers import Sampler
 
 
@@ -62,6 +63,7 @@ def check_target(model: Callable | None, potential_fn: Callable | None) -> None:
             raise TypeError(f"`{name}` must be callable, got {fn!r}.")
 
 
+@explained("warmup")
 def check_refreshment(sampler: Sampler, required: str | None) -> None:
     """Raise for refreshments out of range.
 
@@ -88,6 +90,7 @@ def check_refreshment(sampler: Sampler, required: str | None) -> None:
         )
 
 
+@explained("warmup")
 def check_metric(
     dense_mass: Any,
     low_rank: Any,
@@ -143,6 +146,7 @@ def check_simulation(record: str, max_grad: Any, target_violation: Any) -> None:
         )
 
 
+@explained("subsampling")
 def check_subsampling(batch: Any, batching: Any, control_variates: Any) -> None:
     """Raise for unknown ways to subsample."""
     if batch not in ("proposal", "event", "euler"):

@@ -36,7 +36,9 @@ from numpyro_pdmp.hessian import (
     lower_factor,
 )
 from numpyro_pdmp.initialize import check_sites, jit_arrays
+from numpyro_pdmp.pages import explained
 from numpyro_pdmp.process.scale import LowRankScale, Scale
+from numpyro_pdmp.shards import plain
 from numpyro_pdmp.subsample import (
     as_jax_rows,
     batch_potential,
@@ -161,6 +163,7 @@ def _check_scale(scale: Scale | LowRankScale, x: Array) -> Scale | LowRankScale:
     return cast
 
 
+@explained("warmup")
 def reference_scale(reference: Any, z: dict) -> Scale | LowRankScale:
     r"""A Gaussian on the flat unconstrained vector, from what describes one.
 
@@ -193,6 +196,7 @@ def _reference_scale(reference: Any, z: dict) -> Scale | LowRankScale:
     return _check_scale(_guide_scale(*reference, z), x)
 
 
+@explained("warmup")
 def laplace_reference(
     model: Callable,
     params: MAP | dict,
@@ -240,6 +244,18 @@ def laplace_reference(
     :param batch: batch size in place of that of the only subsampled plate.
     :param rng_key: for probes and batches. Default: a fixed one.
     :param model_kwargs: keyword arguments of the model.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro_pdmp import Boomerang, laplace_reference
+    >>> def model():
+    ...     numpyro.sample("x", dist.Normal(3.0, 2.0))
+    >>> reference = laplace_reference(model, {"x": jnp.array(3.0)})
+    >>> round(float(reference.factor[0, 0]), 3)
+    2.0
+    >>> kernel = Boomerang(model, reference=reference)
     """
     kinds = ("auto", "diagonal", "dense", "low_rank", "fisher")
     if kind not in kinds:
@@ -301,7 +317,7 @@ def laplace_reference(
         result: Scale | LowRankScale = Scale(x, 1 / jnp.sqrt(curvature))
     else:
         data = as_jax_rows((model_args, model_kwargs), plates)
-        result = jit_arrays(scale, *data)(x)
+        result = plain(jit_arrays(scale, *data)(x))
     finite = all(np.all(np.isfinite(a)) for a in result)
     if not finite:
         raise ValueError(

@@ -26,9 +26,11 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.handlers import seed, substitute, trace
 from numpyro.ops.provenance import eval_provenance
+from numpyro_pdmp.pages import explained
 from numpyro_pdmp.subsample import _prototype_value
 
 
+@explained("sticky")
 def check_sticky(sticky: Any, model: Any, scheme: Any, **metric: Any) -> None:
     """Raise for inclusion probabilities out of range, and for what excludes them.
 
@@ -136,6 +138,7 @@ def _log_slabs(model: Callable, sites: list[str], args: tuple, kwargs: dict) -> 
     return log_slabs(**latent)
 
 
+@explained("sticky")
 def thaw_rates(
     sticky: dict, model: Callable, z: dict, args: tuple, kwargs: dict | None
 ) -> Array:

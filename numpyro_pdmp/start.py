@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro.util import find_stack_level, identity, is_prng_key, not_jax_tracer
-from numpyro_pdmp.control_variates import control_variate, of_order
+from numpyro_pdmp.control_variates import check_control, control_variate, of_order
 from numpyro_pdmp.descent import (
     find_start,
     find_start_large,
@@ -33,6 +33,7 @@ from numpyro_pdmp.initialize import (
 )
 from numpyro_pdmp.metric import initial_scale
 from numpyro_pdmp.moments import MAX_ROWS, zero_moments
+from numpyro_pdmp.process.ahead import empty_queue
 from numpyro_pdmp.process.batches import (
     start_batches,
 )
@@ -41,6 +42,7 @@ from numpyro_pdmp.process.randomness import normal
 from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.process.sticky import start_stuck
 from numpyro_pdmp.reference import reference_scale
+from numpyro_pdmp.shards import check_copies
 from numpyro_pdmp.state import PDMPState
 from numpyro_pdmp.subsample import SMALL_MODEL, as_jax_rows, is_small
 from numpyro_pdmp.target import find_start_subsampled
@@ -138,10 +140,16 @@ class StartMixin:
             wanted = self._wants_energy(functions)
             recorded = energy if wanted else jnp.full_like(energy, jnp.nan)
             state = vmap(init_state)(keys[0], random_numbers, z, recorded)
+            ahead = 0 if single else self._max_ahead(dim)
+            if ahead:
+                queue = vmap(partial(empty_queue, capacity=ahead))(state.path)
+                state = state._replace(queue=queue)
             shared = not single and self._cross_chain_adapt
             one = z if single else first_chain(z)
-            choice = None
+            choice, same = None, None
             if functions.subsampled is not None:
+                if functions.subsampled.shards is not None:
+                    same = functions.subsampled.check_shards(one)
                 state, choice = self._start_subsampled(
                     state, functions, single, num_warmup
                 )
@@ -155,7 +163,7 @@ class StartMixin:
                     state = self._start_all(start, state, shared)
             elif shared:
                 state = state._replace(adapt_state=first_chain(state.adapt_state))
-            return state, energy, choice
+            return state, energy, choice, same
 
         # Compiled as one, since dispatching the many small operations takes longer; and
         # quickly, since it runs once; but not so that a network would take minutes.
@@ -164,11 +172,16 @@ class StartMixin:
             options = {"xla_backend_optimization_level": 0}
         compiled = jit_arrays(init_chains, model_args, kwargs, compiler_options=options)
         for guess in (first, None):
-            state, energy, choice = compiled(keys, (uniform, words), guess, z_energy)
+            state, energy, choice, same = compiled(
+                keys, (uniform, words), guess, z_energy
+            )
             if guess is None or not concrete or jnp.all(jnp.isfinite(energy)):
                 break  # else the first guess is not valid: search, as NumPyro does
+        if concrete and same is not None:
+            check_copies(float(same[0]), float(same[1]), functions.subsampled)
         if concrete and choice is not None:
             adapt_state = state.adapt_state
+            check_control(adapt_state.control)
             control = of_order(adapt_state.control, int(choice[0]))
             importance = (None, adapt_state.importance, RUNS)[int(choice[1])]
             adapt_state = adapt_state._replace(control=control, importance=importance)
@@ -190,10 +203,12 @@ class StartMixin:
             fn = functions.potential_fn
             return vmap(fn)(z), vmap(self._gradient(fn))(z)
 
-        if functions.shapes is None or is_small(functions.shapes):
+        sharded = functions.subsampled is not None and functions.subsampled.sharded
+        if functions.shapes is None or is_small(functions.shapes) and not sharded:
             return partial(evaluate, functions)
 
-        # A network has too many operations to compile them one by one.
+        # A network has too many operations to compile them one by one, and JAX
+        # differentiates what is on many devices only in compiled programs.
         def compiled(model_args, kwargs, z):
             return evaluate(self._functions(model_args, kwargs), z)
 
@@ -277,6 +292,7 @@ class StartMixin:
             path=path,
             whitened=normal(uniform[dim + 1 :]),  # until the first draw: noise
             totals=path.stats,
+            queue=None,
             rng_key=rng_key,
         )
 

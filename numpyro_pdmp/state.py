@@ -23,6 +23,7 @@ PDMPState = namedtuple(
         "path",
         "whitened",
         "totals",
+        "queue",
         "rng_key",
     ],
 )
@@ -47,5 +48,7 @@ State of a PDMP kernel. All counts are of one draw.
  - **path** - state of the simulated path, see :class:`~numpyro_pdmp.process.Path`.
  - **whitened** - the draw in whitened coordinates.
  - **totals** - the path's statistics, summed since the end of warm-up.
+ - **queue** - of vectorised chains: draws that a chain has made before the others, see
+   :mod:`numpyro_pdmp.process.ahead`; else None.
  - **rng_key** - random number generator key.
 """

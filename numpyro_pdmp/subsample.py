@@ -13,7 +13,7 @@ potential of all data.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
 import numpy as np
@@ -33,10 +33,13 @@ from numpyro.infer.util import (
     transform_fn,
     unconstrain_fn,
 )
-from numpyro_pdmp.batch import Batch, Plates, random_batch
+from numpyro_pdmp.batch import Batch, Plates
 from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.host_rows import HostRows, recorded_calls
 from numpyro_pdmp.potential import _validate, latent_sites
+from numpyro_pdmp.rows import _indices, with_batch
+from numpyro_pdmp.shards import warn_of_hidden
+from numpyro_pdmp.spread import SpreadMixin
 
 #: rows evaluated at once when all data are used
 CHUNK_SIZE = 2**14
@@ -47,55 +50,6 @@ SMALL_MODEL, LARGE_MODEL_CHUNK = 1024, 2**10
 def is_small(shapes: Any) -> bool:
     """Whether a model with sites of these shapes is no network to speak of."""
     return sum(a.size for a in jax.tree.leaves(shapes)) <= SMALL_MODEL
-
-
-class WeightedRows(NamedTuple):
-    """Rows of a plate that count more or less than once."""
-
-    rows: Array  # (m,)
-    weights: Array  # (m,) inverse of the rows' probabilities, 1 for equal ones
-
-
-def _indices(rows: Any) -> Any:
-    return rows.rows if isinstance(rows, WeightedRows) else rows
-
-
-class with_batch(substitute):
-    """Run a model on the given rows of its plates.
-
-    As NumPyro's ``substitute``, but any number of rows is allowed without a warning.
-
-    :param fn: the model.
-    :param data: indices of each plate, or :class:`WeightedRows`.
-    """
-
-    def __init__(self, fn: Any = None, data: Batch | None = None):
-        data = {} if data is None else data
-        weighted = {k: v for k, v in data.items() if isinstance(v, WeightedRows)}
-        self.weights = {k: v.weights for k, v in weighted.items()}
-        super().__init__(fn, {k: _indices(v) for k, v in data.items()})
-
-    def process_message(self, msg):
-        super().process_message(msg)
-        if msg["type"] == "plate" and msg["name"] in self.data:
-            size, _ = msg["args"]
-            msg["args"] = (size, len(msg["value"]))
-        if msg["type"] == "sample" and self.weights:
-            for frame in msg["cond_indep_stack"]:
-                if frame.name in self.weights:
-                    weights = self.weights[frame.name]
-                    weights = weights.reshape(-1, *(1,) * (-frame.dim - 1))
-                    scale = msg["scale"]
-                    msg["scale"] = weights if scale is None else scale * weights
-
-
-def pilot_batch(plates: Plates, num_rows: int) -> Batch:
-    """A fixed batch, evenly spread over the data, of at least so many rows if any."""
-    rows = {}
-    for name, (size, subsample_size) in plates.items():
-        num = min(size, max(subsample_size, num_rows))
-        rows[name] = (jnp.arange(num) * (size / num)).astype(jnp.int32)
-    return rows
 
 
 def _is_subsampled(site: dict) -> bool:
@@ -156,7 +110,7 @@ def as_jax_rows(tree: Any, plates: Plates) -> Any:
     return jax.tree.map(convert, tree)
 
 
-class SubsampledModel:
+class SubsampledModel(SpreadMixin):
     """A model, any of whose plates may be subsampled, and its arguments.
 
     Positions ``z`` are dicts of unconstrained sites, or flat arrays of the same in the
@@ -170,6 +124,10 @@ class SubsampledModel:
 
     def __init__(self, model: Callable, args: tuple = (), kwargs: dict | None = None):
         kwargs = {} if kwargs is None else kwargs
+        self._model = model
+        self._args, self._kwargs = args, kwargs
+        self.shards, self.sharded = self._find_shards()
+        args, kwargs = self.few_arguments
         # The prototype only yields supports and shapes, so its key does not matter.
         prototype = substitute(
             seed(model, random.key(0)), substitute_fn=_prototype_value
@@ -178,10 +136,10 @@ class SubsampledModel:
             self._transforms, self._replay, self._enum, self._trace = (
                 _get_model_transforms(prototype, args, kwargs)
             )
-        #: size and subsample size of each subsampled plate
-        self.plates: Plates = {
-            k: s["args"] for k, s in self._trace.items() if _is_subsampled(s)
-        }
+        if self.shards is None:
+            self.plates = {
+                k: s["args"] for k, s in self._trace.items() if _is_subsampled(s)
+            }
         #: what fetches rows of each plate from the host
         self.host_rows: dict[str, list[HostRows]] = {
             name: list(dict.fromkeys(r for r, i in calls if i is site["value"]))
@@ -190,8 +148,14 @@ class SubsampledModel:
         }
         _validate(self._trace)
         _validate_plates(self._trace, self.plates)
-        self._model = model
-        self._args, self._kwargs = as_jax_rows((args, kwargs), self.plates)
+        self._args, self._kwargs = as_jax_rows((self._args, self._kwargs), self.plates)
+        if self.shards is None:
+            warn_of_hidden(jax.tree.leaves((args, kwargs)), self.plates)
+        elif any(map(self.host_rows.get, self.sharded)):
+            raise ValueError(
+                f"Plate {sorted(self.sharded)} has rows that are spread over devices, "
+                "and others that `HostRows` fetches: not both are possible."
+            )
         #: names of the continuous latent sites
         self.sites = latent_sites(self._trace)
         self._transforms = {name: self._transforms[name] for name in self.sites}
@@ -244,14 +208,16 @@ class SubsampledModel:
         model = with_batch(self._model, batch) if batch else self._model
         return _prepare_model_for_potential(model, self._trace, enum=self._enum)
 
-    def _functions(self, batch: Batch) -> tuple[Callable, Callable]:
+    def _functions(
+        self, batch: Batch, args: tuple, kwargs: dict
+    ) -> tuple[Callable, Callable]:
         return get_potential_fn(
             self._prepared(batch),
             self._transforms,
             replay_model=self._replay,
             enum=self._enum,
-            model_args=self._args,
-            model_kwargs=self._kwargs,
+            model_args=args,
+            model_kwargs=kwargs,
         )
 
     @contextmanager
@@ -277,9 +243,15 @@ class SubsampledModel:
 
         :param z: position.
         :param batch: indices of each subsampled plate. Any number of them, but less
-            than there are rows unless they are all rows in order.
+            than there are rows unless they are all rows in order. As many of each
+            device, one after the other, of rows that are spread.
         """
-        return self._functions(batch)[0](self._sites(z))
+
+        def energy(z, batch, args, kwargs):
+            return self._functions(batch, args, kwargs)[0](z)
+
+        found = self._on_data(energy, self._sites(z), batch)
+        return found if self.shards is None else jnp.mean(found)
 
     def constrain_fn(self, z: Any) -> dict[str, Array]:
         """Constrained values of the sites, or of some of them, by transforms alone."""
@@ -289,7 +261,7 @@ class SubsampledModel:
     def unconstrain_fn(self, values: dict[str, Array]) -> dict[str, Array]:
         """Position of constrained values of the sites; runs the model on one row."""
         model = self._prepared({name: jnp.zeros(1, jnp.int32) for name in self.plates})
-        return unconstrain_fn(model, self._args, self._kwargs, values)
+        return unconstrain_fn(model, *self.few_arguments, values)
 
     def postprocess_fn(self, z: Any) -> dict[str, Array]:
         """Constrained values of the sites, and deterministic sites.
@@ -302,6 +274,12 @@ class SubsampledModel:
             if site["type"] != "deterministic":
                 continue
             for plate in _frames(site, self.plates):
+                if plate in self.sharded:
+                    raise ValueError(
+                        f"Deterministic site '{name}' is inside of plate '{plate}', "
+                        "whose rows are spread over devices. Remove the site from the "
+                        "model, or compute it afterwards for the draws you need."
+                    )
                 rows[plate] = self.plates[plate][0]
                 warnings.warn(
                     f"Deterministic site '{name}' is inside of the subsampled plate "
@@ -311,7 +289,9 @@ class SubsampledModel:
                     stacklevel=2,
                 )
         batch = {name: jnp.arange(n, dtype=jnp.int32) for name, n in rows.items()}
-        return self._functions(batch)[1](self._sites(z))
+        fn = self._functions(batch, *self.few_arguments)[1]
+        # Draws on many devices are understood in compiled programs only.
+        return (fn if self.shards is None else jax.jit(fn))(self._sites(z))
 
     # All data
 
@@ -332,7 +312,7 @@ class SubsampledModel:
         :param fn: from a batch to anything linear in the potential of the batch, such
             as its value or its derivatives.
         :param chunk_size: rows in a block (pairs of rows in nested plates), which
-            bounds the memory. Default: :attr:`chunk_size`.
+            bounds the memory; of each device. Default: :attr:`chunk_size`.
         """
         chunk_size = self.chunk_size if chunk_size is None else chunk_size
         if chunk_size < 1:
@@ -340,8 +320,8 @@ class SubsampledModel:
         # Of plates that share no site each nest is averaged alone, while the others
         # have a few fixed rows; what these and the prior add once too often is known.
         few = {
-            name: jnp.arange(num, dtype=jnp.int32)
-            for name, (_, num) in self.plates.items()
+            name: self.spread(name, jnp.arange(num, dtype=jnp.int32))
+            for name, (_, num) in self.draw_plates().items()
         }
         nests = self._nests()
         means = []
@@ -359,11 +339,11 @@ class SubsampledModel:
         if not names:
             return fn(batch)
         name, *others = names
-        size = self.plates[name][0]
+        size = self.draw_plates()[name][0]
 
         def share(start, num_rows):
             rows = start + jnp.arange(num_rows, dtype=jnp.int32)
-            block = {**batch, name: rows}
+            block = {**batch, name: self.spread(name, rows)}
             mean = self._mean_over_blocks(fn, others, length, block)
             return jax.tree.map(lambda a: a * (num_rows / size), mean)
 
@@ -398,20 +378,31 @@ class SubsampledModel:
         :param z: position.
         :param batch: indices of each subsampled plate.
         """
-        log_probs, trace = compute_log_probs(
-            _unconstrain_params(self._prepared(batch), self._sites(z)),
-            self._args,
-            self._kwargs,
-            {},
-            sum_log_prob=False,
-        )
-        energy = -sum(map(jnp.sum, log_probs.values()), start=jnp.zeros(()))
-        rows = {name: jnp.zeros(len(_indices(batch[name]))) for name in self.plates}
-        for name, log_prob in log_probs.items():
-            for plate, dim in _frames(trace[name], self.plates).items():
-                by_row = jnp.moveaxis(log_prob, dim, 0)
-                rows[plate] -= jnp.sum(by_row, axis=range(1, by_row.ndim))
-        return energy, rows
+
+        def of_rows(z, batch, args, kwargs):
+            model = _unconstrain_params(self._prepared(batch), z)
+            log_probs, trace = compute_log_probs(
+                model, args, kwargs, {}, sum_log_prob=False
+            )
+            energy = -sum(map(jnp.sum, log_probs.values()), start=jnp.zeros(()))
+            rows = {name: jnp.zeros(len(_indices(batch[name]))) for name in self.plates}
+            for name, log_prob in log_probs.items():
+                for plate, dim in _frames(trace[name], self.plates).items():
+                    by_row = jnp.moveaxis(log_prob, dim, 0)
+                    rows[plate] -= jnp.sum(by_row, axis=range(1, by_row.ndim))
+            return energy, rows
+
+        energy, rows = self._on_data(of_rows, self._sites(z), batch)
+        shards = self.shards
+        if shards is None:
+            return energy, rows
+
+        def joined(name, found):  # (devices, rows of each)
+            if name not in self.sharded:
+                return jnp.mean(found, axis=0)
+            return shards.everywhere(found).reshape(-1) / shards.num
+
+        return jnp.mean(energy), {k: joined(k, v) for k, v in rows.items()}
 
     def log_likelihoods(
         self, values: dict[str, Array], batch: Batch
@@ -421,6 +412,12 @@ class SubsampledModel:
         :param values: constrained values of the sites.
         :param batch: indices of each subsampled plate.
         """
+        if self.shards is not None:
+            raise ValueError(
+                f"The log likelihood of each row of plate {self.sharded} is not to be "
+                "had where its rows are spread over devices: give the model data that "
+                "are on one."
+            )
         model = substitute(self._prepared(batch), data=values)
         sites = trace(model).get_trace(*self._args, **self._kwargs)
         return {
@@ -467,5 +464,5 @@ def batch_potential(
     model: Callable, args: tuple, kwargs: dict, plates: Plates
 ) -> Callable[[Any, Array], Array]:
     """Potential energy as a function of a position and of a key for the batch."""
-    potential_fn = SubsampledModel(model, args, kwargs).potential_fn
-    return lambda z, rng_key: potential_fn(z, random_batch(rng_key, plates))
+    whole = SubsampledModel(model, args, kwargs)
+    return lambda z, key: whole.potential_fn(z, whole.random_batch(key, plates))

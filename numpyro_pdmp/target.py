@@ -27,11 +27,10 @@ from numpyro_pdmp.potential import ModelFunctions, gradient_fn
 from numpyro_pdmp.process.batches import (
     BatchSource,
 )
+from numpyro_pdmp.shards import shard_draws
 from numpyro_pdmp.subsample import (
     SubsampledModel,
     is_small,
-    pilot_batch,
-    with_batch,
 )
 
 #: rows of each plate on which a start is looked for
@@ -60,14 +59,14 @@ def target_functions(
     """
     subsampled = SubsampledModel(model, model_args, model_kwargs)
     # The start of a large model is not looked for: any batch tells if it is valid.
-    rows = pilot_batch(subsampled.plates, PILOT_ROWS if subsampled.is_small else 1)
+    rows = subsampled.pilot_batch(PILOT_ROWS if subsampled.is_small else 1)
     return ModelFunctions(
         potential_fn=partial(subsampled.potential_fn, batch=rows),
         postprocess_fn=subsampled.postprocess_fn,
         constrain_fn=subsampled.constrain_fn,
         sites=subsampled.sites,
         shapes=subsampled.shapes,
-        model=with_batch(model, rows) if rows else model,
+        model=subsampled.start_model(rows) if rows else model,
         subsampled=subsampled if rows else None,
     )
 
@@ -102,13 +101,20 @@ def make_target(
             grad_fn = fast_in_loops(grad_fn)
         return Target(grad_fn, potential_fn, None)
     grad = jax.jacfwd if forward_mode else jax.grad
-    plates = model.plates
+    plates = model.draw_plates()
+    if model.shards is not None and batching == "epoch":
+        raise ValueError(
+            "`batching='epoch'` is not possible with rows that are spread over "
+            "devices; use 'without_replacement', 'with_replacement' or 'contiguous'."
+        )
     if importance == RUNS:
         importance, batching = None, "contiguous"
     if importance is not None:
         plates = weighted_plates(plates)
 
     def next_batch(state, words):
+        if model.shards is not None:
+            return state, shard_draws(words, plates, model.sharded, batching)
         state, batch = batches.next_batch(state, words, plates, batching)
         if importance is None:
             return state, batch
@@ -157,22 +163,35 @@ def find_start_subsampled(
         return dense_factor(control.hessian_full)
 
     def newton(carry):
-        x, _, num = carry
-        control = control_variate(model, x, order=2)
+        x, energy, new, radius, _, num = carry
+        control = control_variate(model, new, order=2)
         root = curvature_root(control)
         step = control.grad_full @ root
         length = jnp.linalg.norm(step)
-        # In whitened coordinates a good start is within a few units.
-        step = step / jnp.maximum(1, length / (3 * x.size**0.5))
-        new = x - root @ step
-        valid = jnp.all(jnp.isfinite(new))
-        return jnp.where(valid, new, x), jnp.where(valid, length, 0), num + 1
+        tolerance = jnp.finfo(x.dtype).eps * 10 * jnp.abs(energy)
+        better = (control.energy_full <= energy + tolerance) & jnp.isfinite(length)
+        radius = jnp.where(better, 4 * radius, radius / 8)
+        ahead = new - root @ (step / jnp.maximum(1, length / radius))
+        back = x + (new - x) / 8
+        # There is no way back from the first point.
+        rest = jnp.where(better, length, jnp.where(num > 0, jnp.inf, 0))
+        x, energy = (
+            jnp.where(better, *pair)
+            for pair in ((new, x), (control.energy_full, energy))
+        )
+        return x, energy, jnp.where(better, ahead, back), radius, rest, num + 1
 
-    # What the pilot rows do not tell, such as rare categories, may be far off.
-    mode, _, _ = lax.while_loop(
-        lambda carry: (carry[1] > NEWTON_STEP) & (carry[2] < NEWTON_STEPS),
+    # What the pilot rows do not tell, such as rare categories or outliers, may be far
+    # off. In whitened coordinates a good start is within a few units; longer steps have
+    # to prove themselves.
+    inf = jnp.full((), jnp.inf, mode.dtype)
+    radius = jnp.full((), 0.75 * mode.size**0.5, mode.dtype)
+    x, _, new, _, length, _ = lax.while_loop(
+        lambda carry: (carry[-2] > NEWTON_STEP) & (carry[-1] < NEWTON_STEPS),
         newton,
-        (mode, jnp.full((), jnp.inf, mode.dtype), 0),
+        (mode, inf, mode, radius, inf, 0),
     )
+    arrived = (length <= NEWTON_STEP) & jnp.all(jnp.isfinite(new))
+    mode = jnp.where(arrived, new, x)
     control = control_variate(model, mode, order=2)
     return laplace_scale(mode, curvature_root(control), scale, mask), control

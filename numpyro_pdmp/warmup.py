@@ -192,7 +192,9 @@ def tune(
         jnp.where(i >= state.window_ends[-1], FINAL_GAIN, GAIN),
     )
     logs = jnp.log(jnp.stack([jnp.e + 0 * tuning.window, *tuning]))
-    averages = state.averages + jnp.where(jnp.isfinite(logs), logs, 0)
+    # Of the last window alone, also where nothing else is renewed at its beginning.
+    averages = jnp.where(jnp.any(state.window_ends == i), 0, state.averages)
+    averages = averages + jnp.where(jnp.isfinite(logs), logs, 0)
     _, window, offset = jnp.exp(averages / averages[0])
     frozen = Tuning(
         window if scheme.tunes_window else tuning.window,

@@ -23,6 +23,7 @@ from numpyro_pdmp import (
     check,
     checkpoint,
     run_checkpointed,
+    storage,
     to_inference_data,
 )
 
@@ -108,9 +109,9 @@ def test_killed_at_every_step_of_writing(whole, tmp_path, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(checkpoint.os, "replace", counted(os.replace))
-    monkeypatch.setattr(checkpoint.os, "fsync", counted(os.fsync))
-    monkeypatch.setattr(checkpoint.np, "savez", counted(np.savez))
+    monkeypatch.setattr(storage.os, "replace", counted(os.replace))
+    monkeypatch.setattr(storage.os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(storage.np, "savez", counted(np.savez))
     kills = 0
     while True:
         calls, limit[0] = 0, kills % 11 + 2
@@ -169,7 +170,7 @@ def test_disk_full(whole, tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return savez(file, **arrays)
 
-    monkeypatch.setattr(checkpoint.np, "savez", full)
+    monkeypatch.setattr(storage.np, "savez", full)
     with pytest.raises(OSError, match="No space left.*all chunks before"):
         run(path)
     assert not list(path.glob("*.part"))

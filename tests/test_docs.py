@@ -37,3 +37,16 @@ def test_links_between_files():
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{target} in {page.name}"
+
+
+def test_errors_name_pages_that_exist():
+    sources = Path(numpyro_pdmp.__file__).parent.rglob("*.py")
+    named = [re.findall(r'explained\("(\w+)"\)', p.read_text()) for p in sources]
+    pages = set(sum(named, []))
+    assert {"sticky", "haiku", "warmup", "subsampling"} <= pages
+    assert all((DOCS / f"{page}.md").exists() for page in pages)
+    with pytest.raises(ValueError, match="batching") as error:
+        numpyro_pdmp.BPS(potential_fn=abs, batching="none")
+    assert error.value.__notes__ == [
+        "See the page docs/subsampling.md of the documentation."
+    ]

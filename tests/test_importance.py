@@ -168,7 +168,11 @@ def test_noise_is_that_of_the_rate_over_batches(order, unequal):
 
 @pytest.mark.parametrize(
     "kernel, batching",
-    [(BPS, "importance"), (Boomerang, "auto"), (ZigZag, "importance")],
+    [
+        (Boomerang, "auto"),
+        pytest.param(BPS, "importance", marks=pytest.mark.slow),
+        pytest.param(ZigZag, "importance", marks=pytest.mark.slow),
+    ],
 )
 def test_rare_categories(kernel, batching):
     """Few rows tell of one coefficient; batches of 50 seldom have one of them."""

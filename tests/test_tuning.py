@@ -6,6 +6,7 @@
 import functools
 
 import numpy as np
+from numpy.testing import assert_allclose
 import pytest
 
 import jax
@@ -559,3 +560,23 @@ def test_offset_that_is_not_needed_stays_small():
     )
     mcmc.run(random.key(0), init_params=np.ones((16, 10)))
     assert 0 < mcmc.last_state.adapt_state.tuning.offset < 1e-6
+
+
+def test_envelope_is_that_of_the_final_phase():
+    """Also where the scale and the draw time are given, and no window renews them."""
+    kernel = BPS(
+        potential_fn=lambda x: jnp.sum(jnp.sqrt(1 + x**2)),
+        inverse_mass_matrix=jnp.ones(2),
+        adapt_mass_matrix=False,
+        draw_time=1.0,
+    )
+    state = kernel.init(random.key(0), 200, np.ones(2), (), {})
+    tuning = state.adapt_state.tuning._replace(offset=jnp.asarray(1e3))
+    state = state._replace(adapt_state=state.adapt_state._replace(tuning=tuning))
+
+    def step(state, _):
+        state = kernel.sample(state, (), {})
+        return state, state.adapt_state.tuning.offset
+
+    _, offsets = jax.jit(lambda s: lax.scan(step, s, length=200))(state)
+    assert_allclose(offsets[-1], np.exp(np.log(offsets[160:-1]).mean()), rtol=0.05)

@@ -7,11 +7,12 @@ A parameter is drawn from the prior, data from the likelihood, and the posterior
 these data is sampled. If the sampler is right, the rank of the parameter among
 (independent) draws is uniform (Talts, Betancourt, Simpson, Vehtari, Gelman 2018).
 
-python examples/benchmarks/sbc.py --output docs/images/sbc.png
+python examples/benchmarks/sbc.py --dir sbc --output docs/images/sbc.png
 """
 
 import argparse
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from scipy.stats import chi2
@@ -112,6 +113,21 @@ def ranks_of(name, kernel, subsample_size, args):
     return np.concatenate(ranks, 1), violations / max(proposals, 1)
 
 
+def kept_ranks(name, kernel, subsample_size, args):
+    """The same, from a file in ``--dir`` if it has been done before."""
+    if args.dir is None:
+        return ranks_of(name, KERNELS[kernel], subsample_size, args)
+    numbers = (args.num_simulations, args.num_warmup, args.num_draws, args.thinning)
+    setting = "-".join(map(str, (name, kernel, subsample_size, *numbers, args.seed)))
+    path = Path(args.dir) / f"{setting}.npz"
+    if not path.exists():
+        ranks, share = ranks_of(name, KERNELS[kernel], subsample_size, args)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, ranks=ranks, share=share)
+    with np.load(path) as file:
+        return file["ranks"], float(file["share"])
+
+
 def p_values(ranks, num_draws, num_bins):
     """Of chi-square tests of uniform ranks, one a parameter."""
     width = (num_draws + 1) // num_bins
@@ -128,9 +144,9 @@ def main(args):
     print(" violations |\n|---|---|---|---|---|---|")
     histograms = {}
     for name in args.models:
-        for size in (None, args.subsample_size):
+        for size in [None, args.subsample_size][args.skip_full :]:
             for kernel in args.kernels:
-                ranks, share = ranks_of(name, KERNELS[kernel], size, args)
+                ranks, share = kept_ranks(name, kernel, size, args)
                 p, counts = p_values(ranks, args.num_draws, args.num_bins)
                 label = "all" if size is None else f"batches of {size}"
                 print(
@@ -186,6 +202,8 @@ if __name__ == "__main__":
     parser.add_argument("--subsample-size", type=int, default=12)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--kernels", nargs="*", default=list(KERNELS))
+    parser.add_argument("--skip-full", action="store_true", help="mini-batches only")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dir", help="directory that keeps ranks that are done")
     parser.add_argument("--output")
     main(parser.parse_args())

@@ -308,15 +308,17 @@ def bias(args):
         for target in (0.1, 0.02, 0.005, 0.001):
             jobs.append((name, 500, 1, target))
     for name, size, order, target in jobs:
+        label = f"{name}, order {order or 0}"
+        if target is not None:
+            label += f", target {target}"
+        if args.only and f"{label}, {size} rows" not in args.only:
+            continue
         kernel = KERNELS[name](model, control_variates=order, target_violation=target)
         fields = ("num_grad", "num_violations", "num_proposals")
         data = (x, y, size)
         mcmc, beta, _ = run(kernel, data, 1000, args.num_samples, extra_fields=fields)
         stats = {k: np.sum(v) for k, v in mcmc.get_extra_fields().items()}
         num_draws = beta.shape[0] * beta.shape[1]
-        label = f"{name}, order {order or 0}"
-        if target is not None:
-            label += f", target {target}"
         # A control variate looks at the batch twice.
         passes = stats["num_grad"] * size * (2 if order else 1) / len(y) / num_draws
         share = stats["num_violations"] / stats["num_proposals"]
@@ -325,6 +327,8 @@ def bias(args):
             f"| {errors(beta, mean, sd)} | {100 * share:.2f} % |",
             flush=True,
         )
+    if args.only:
+        return
     center = jnp.asarray(mode, jnp.float32)
     for size in (50, 500):
         kernel = ecs(center, covariance, args.num_blocks)
@@ -436,6 +440,9 @@ if __name__ == "__main__":
     parser.add_argument("--kernels", nargs="*", default=tuple(KERNELS))
     parser.add_argument("--against", nargs="*", default=AGAINST)
     parser.add_argument("--batching", default="auto", help="of --part growth")
+    parser.add_argument(
+        "--only", nargs="*", help="rows of --part bias, such as 'BPS, order 1, 50 rows'"
+    )
     parser.add_argument("--dir", type=Path)
     args = parser.parse_args()
     PARTS[args.part](args)

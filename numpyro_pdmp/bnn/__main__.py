@@ -4,12 +4,12 @@
 """Bayesian neural networks from the command line: ``python -m numpyro_pdmp.bnn``."""
 
 import argparse
-import json
 from pathlib import Path
 import sys
 from typing import Any
 
 from numpyro_pdmp.bnn.data import DATA_VARIABLE, IMAGES
+from numpyro_pdmp.storage import read_json
 
 EPILOG = f"""
 The directory of --data-dir (or of the variable {DATA_VARIABLE}) has files such as
@@ -118,7 +118,7 @@ def prepare(args: argparse.Namespace) -> bool:
                 "directory, or give --force."
             )
         else:
-            old = json.loads(path.read_text())
+            old = read_json(path, "Choose another directory, or give --force.")
             changed = sorted(
                 k for k in old.keys() | config.keys() if old.get(k) != config.get(k)
             )
@@ -134,6 +134,9 @@ def prepare(args: argparse.Namespace) -> bool:
     out.mkdir(parents=True, exist_ok=True)
     write_json(path, config)
     return True
+
+
+DAMAGED = "Delete it, or give --force."
 
 
 def show(content: dict[str, Any]) -> None:
@@ -164,7 +167,12 @@ def main(argv: list[str] | None = None) -> int:
         else:
             path = Path(args.out) / "metrics.json"
             print(f"{path} is there already; --force makes it anew.")
-            content = json.loads(path.read_text())
+            content = read_json(path, DAMAGED)
+            try:
+                show(content)
+                return 0
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path} is not of this run. {DAMAGED}") from error
     except (OSError, ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

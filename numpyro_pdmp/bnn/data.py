@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_pdmp.storage import read_arrays, require_names
+
 #: names of the data sets of images in the directory
 IMAGES = ("mnist", "fashion_mnist", "svhn", "cifar10", "cifar100")
 #: variable of the environment with the directory
@@ -113,14 +115,13 @@ def _read(name: str, directory: str | Path | None) -> dict[str, np.ndarray]:
     """The arrays of a data set as they are."""
     if name == "digits":
         return _digits()
-    with np.load(data_file(name, directory), allow_pickle=False) as file:
-        names = ("x_train", "y_train", "x_test", "y_test")
-        if name not in IMAGES:
-            names = ("X", "y", "train_idx", "test_idx")
-        missing = [k for k in names if k not in file.files]
-        if missing:
-            raise ValueError(f"{data_file(name, directory)} has no {missing}.")
-        return {k: file[k] for k in names}
+    names: tuple[str, ...] = ("x_train", "y_train", "x_test", "y_test")
+    if name not in IMAGES:
+        names = ("X", "y", "train_idx", "test_idx")
+    path, remedy = data_file(name, directory), "See --help for what data sets are."
+    arrays = read_arrays(path, remedy)
+    require_names(arrays, names, path, remedy)
+    return {k: arrays[k] for k in names}
 
 
 def load_data(

@@ -23,6 +23,17 @@ class FilterResponseNorm(hk.Module):
     1. *Filter Response Normalization Layer*, Saurabh Singh, Shankar Krishnan (2020)
 
     :param eps: :math:`\epsilon`.
+
+    **Example**
+
+    >>> import haiku as hk
+    >>> from jax import random
+    >>> import jax.numpy as jnp
+    >>> from numpyro_pdmp.bnn import FilterResponseNorm
+    >>> network = hk.transform(lambda x: FilterResponseNorm()(x))
+    >>> params = network.init(random.key(0), jnp.ones((2, 8, 8, 3)))
+    >>> [v.shape[-1] for values in params.values() for v in values.values()]
+    [3, 3, 3]
     """
 
     def __init__(self, eps: float = 1e-6, name: str | None = None):

@@ -65,6 +65,14 @@ def mixing(values: Any) -> Mixing:
     :param values: shape ``(chains, draws, ...)``, such as the result of
         :func:`~numpyro_pdmp.bnn.function_values` with ``batch_ndims=2``.
     :return: NaN for what is constant.
+
+    **Example**
+
+    >>> import numpy as np
+    >>> from numpyro_pdmp.bnn import mixing
+    >>> found = mixing(np.random.default_rng(0).normal(size=(4, 500, 3)))
+    >>> bool(found.ess.min() > 1000) and bool(found.r_hat.max() < 1.01)
+    True
     """
     values = _grouped(values, "values")
     flat = values.reshape(*values.shape[:2], -1)
@@ -122,6 +130,14 @@ def principal_components(
         ``mcmc.get_samples(group_by_chain=True)``, or one such array.
     :param components: which ones, from 0 for the largest variance; negative ones from
         the end.
+
+    **Example**
+
+    >>> import numpy as np
+    >>> from numpyro_pdmp.bnn import principal_components
+    >>> draws = np.random.default_rng(0).normal(size=(4, 100, 30))
+    >>> principal_components(draws).drifts
+    False
     """
     x = _grouped(_matrix(samples), "samples")
     chains, draws, dim = x.shape
@@ -155,6 +171,13 @@ def autocorrelation(values: Any, max_lag: int | None = None) -> np.ndarray:
     :param values: shape ``(chains, draws, ...)``.
     :param max_lag: largest lag. Default: a third of the draws.
     :return: shape ``(max_lag + 1, ...)``.
+
+    **Example**
+
+    >>> import numpy as np
+    >>> from numpyro_pdmp.bnn import autocorrelation
+    >>> autocorrelation(np.tile([1.0, -1.0], 50)[None], max_lag=2).round(1).tolist()
+    [1.0, -1.0, 1.0]
     """
     values = _grouped(values, "values")
     lag = values.shape[1] // 3 if max_lag is None else max_lag

@@ -19,7 +19,14 @@ from numpyro_pdmp.options import require_positive
 
 
 def normal_prior(scale: float = 1.0) -> dist.Distribution:
-    r"""Normal prior :math:`N(0, s^2)` of every parameter, :math:`s` the ``scale``."""
+    r"""Normal prior :math:`N(0, s^2)` of every parameter, :math:`s` the ``scale``.
+
+    **Example**
+
+    >>> from numpyro_pdmp import bnn
+    >>> float(bnn.normal_prior(0.5).scale)
+    0.5
+    """
     require_positive("scale", scale)
     return dist.Normal(0.0, scale)
 
@@ -31,6 +38,13 @@ def fan_in_prior(scale: float = 1.0) -> Callable:
     parameters (those of one axis, such as offsets) have :math:`N(0, s^2)`.
 
     :param scale: :math:`s`.
+
+    **Example**
+
+    >>> from numpyro_pdmp.bnn import fan_in_prior
+    >>> prior = fan_in_prior(2.0)
+    >>> float(prior("mlp.linear_0.w", (100, 10)).scale)
+    0.2
     """
     require_positive("scale", scale)
 
@@ -47,6 +61,11 @@ def flat_prior() -> Callable:
     For the paper's Boomerang, in which the reference stands in for the prior:
     ``Boomerang(model, target="reference_prior", reference=...)``. With a kernel that
     has no reference in its target the posterior may be improper as well.
+
+    **Example**
+
+    >>> from numpyro_pdmp import bnn
+    >>> model = bnn.regression(bnn.regression_mlp(), prior=bnn.flat_prior())
     """
 
     def prior(path: str, shape: tuple[int, ...]) -> dist.Distribution:
@@ -120,6 +139,12 @@ def regression(
     :return: a NumPyro model ``model(x, y=None, subsample_size=None)``. Weights are
         sites whose names begin with ``"net"``, the observed site is ``"y"``, in the
         plate ``"data"``.
+
+    **Example**
+
+    >>> from numpyro_pdmp import Boomerang, bnn
+    >>> model = bnn.regression(bnn.regression_mlp(), prior="fan_in", noise=0.1)
+    >>> kernel = Boomerang(model)  # `run(key, x, y, subsample_size=50)`
     """
     if not isinstance(noise, dist.Distribution):
         require_positive("noise", noise)
@@ -160,6 +185,11 @@ def binary(network: Any, prior: Any = None) -> Callable:
         :func:`~numpyro_pdmp.bnn.binary_mlp`.
     :param prior: as for :func:`regression`.
     :return: a NumPyro model, as for :func:`regression`.
+
+    **Example**
+
+    >>> from numpyro_pdmp import BPS, bnn
+    >>> kernel = BPS(bnn.binary(bnn.binary_mlp(), prior="fan_in"))
     """
 
     def observe(out):
@@ -180,6 +210,11 @@ def categorical(network: Any, prior: Any = None) -> Callable:
         :func:`~numpyro_pdmp.bnn.lenet5`.
     :param prior: as for :func:`regression`.
     :return: a NumPyro model, as for :func:`regression`.
+
+    **Example**
+
+    >>> from numpyro_pdmp import SigmaBPS, bnn
+    >>> kernel = SigmaBPS(bnn.categorical(bnn.lenet5(), prior="fan_in"))
     """
     return _model(
         network, prior, lambda: lambda out: dist.Categorical(logits=out), _check_labels
@@ -195,6 +230,16 @@ def initial_params(network: Any, x: Any, rng_key: Array) -> dict[str, Array]:
     :param network: as given to the model.
     :param x: inputs, of which only the shape matters.
     :param rng_key: random key.
+
+    **Example**
+
+    >>> from jax import random
+    >>> import jax.numpy as jnp
+    >>> from numpyro_pdmp import bnn
+    >>> network = bnn.regression_mlp()
+    >>> start = bnn.initial_params(network, jnp.ones((9, 2)), random.key(0))
+    >>> start["net.mlp.linear_0.w"].shape
+    (2, 25)
     """
     shape = (1, *np.shape(x)[1:])
     return haiku_init("net", network, rng_key, input_shape=shape)

@@ -39,17 +39,38 @@ def _mlp(widths: Sequence[int], num_outputs: int, activation: Callable) -> Any:
 
 
 def regression_mlp(num_outputs: int = 1) -> Any:
-    """Two hidden layers of 25 and 10 units with tanh."""
+    """Two hidden layers of 25 and 10 units with tanh.
+
+    **Example**
+
+    >>> from numpyro_pdmp import bnn
+    >>> bnn.num_params(bnn.regression_mlp(), (1, 1))
+    321
+    """
     return _mlp((25, 10), num_outputs, jnp.tanh)
 
 
 def binary_mlp(num_outputs: int = 1) -> Any:
-    """Three hidden layers of 100 units with ReLU; the output is a logit."""
+    """Three hidden layers of 100 units with ReLU; the output is a logit.
+
+    **Example**
+
+    >>> from numpyro_pdmp import bnn
+    >>> bnn.num_params(bnn.binary_mlp(), (1, 2))
+    20601
+    """
     return _mlp((100, 100, 100), num_outputs, jax.nn.relu)
 
 
 def uci_mlp(num_outputs: int = 1) -> Any:
-    """Three hidden layers of 512, 256 and 128 units with ReLU."""
+    """Three hidden layers of 512, 256 and 128 units with ReLU.
+
+    **Example**
+
+    >>> from numpyro_pdmp import bnn
+    >>> bnn.num_params(bnn.uci_mlp(), (1, 13))
+    171521
+    """
     return _mlp((512, 256, 128), num_outputs, jax.nn.relu)
 
 
@@ -73,6 +94,12 @@ def lenet5(num_classes: int = 10) -> Any:
     """LeNet5: two convolutions of 5 x 5 with max pooling, then 120, 84 and the logits.
 
     With ReLU. The convolutions are not padded: an image of 28 x 28 ends as 4 x 4 x 16.
+
+    **Example**
+
+    >>> from numpyro_pdmp import bnn
+    >>> bnn.num_params(bnn.lenet5(), (1, 28, 28, 1))
+    44426
     """
     hk = require_haiku()
     require_count("num_classes", num_classes)
@@ -94,6 +121,12 @@ def digits_cnn(num_classes: int = 10) -> Any:
     """A small network for images of 8 x 8: two convolutions of 3 x 3, then the logits.
 
     With 8 and 16 channels, ReLU and max pooling after each.
+
+    **Example**
+
+    >>> from numpyro_pdmp import bnn
+    >>> bnn.num_params(bnn.digits_cnn(), (1, 8, 8, 1))
+    1898
     """
     hk = require_haiku()
     require_count("num_classes", num_classes)
@@ -121,6 +154,12 @@ def resnet20(num_classes: int = 10) -> Any:
 
     Three stages of three blocks, with 16, 32 and 64 channels; a projection where the
     shape changes. The output are plain logits: nothing is applied to them.
+
+    **Example**
+
+    >>> from numpyro_pdmp import bnn
+    >>> bnn.num_params(bnn.resnet20(), (1, 32, 32, 3))
+    274042
     """
     hk = require_haiku()
     from numpyro_pdmp.bnn.layers import FilterResponseNorm
@@ -153,6 +192,12 @@ def num_params(network: Any, input_shape: tuple[int, ...]) -> int:
 
     :param network: result of ``hk.transform``.
     :param input_shape: shape of an input, with a first axis for rows.
+
+    **Example**
+
+    >>> from numpyro_pdmp import bnn
+    >>> bnn.num_params(bnn.lenet5(), (1, 28, 28, 1))
+    44426
     """
     x = jax.ShapeDtypeStruct(tuple(input_shape), jnp.result_type(float))
     shapes = jax.eval_shape(network.init, random.key(0), x)

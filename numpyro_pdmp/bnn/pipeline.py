@@ -31,9 +31,10 @@ from numpyro_pdmp.bnn.predict import (
     predict,
     score,
 )
+from numpyro_pdmp.bnn.progress import Progress, joined
 from numpyro_pdmp.boomerang import Boomerang
 from numpyro_pdmp.bps import BPS
-from numpyro_pdmp.chunks import run_chunks
+from numpyro_pdmp.chunks import first_state, run_chunks
 from numpyro_pdmp.diagnostics import report_run
 from numpyro_pdmp.find_map import MAP, find_map
 from numpyro_pdmp.kernel import PDMPKernel
@@ -42,6 +43,7 @@ from numpyro_pdmp.reference import laplace_reference
 from numpyro_pdmp.sghmc import SGHMC
 from numpyro_pdmp.sgld import SGLD
 from numpyro_pdmp.sigma_bps import SigmaBPS
+from numpyro_pdmp.storage import read_arrays, read_json, require_names
 from numpyro_pdmp.subsample import SubsampledModel
 from numpyro_pdmp.zigzag import ZigZag
 
@@ -70,6 +72,7 @@ NUM_PROBES = 20
 FILES = (
     "config.json",
     "map.npz",
+    "progress.npz",
     "draws.nc",
     "prediction.npz",
     "outside.npz",
@@ -90,6 +93,9 @@ def defaults(data: str) -> dict[str, Any]:
         many = {"batch_size": 256, "map_steps": 3000, "num_warmup": 50}
         return {"network": "resnet20", "num_samples": 100, **many}
     return {"network": "regression_mlp", "num_samples": 500, **small}
+
+
+ANEW = "Delete it, or give --force to make all results anew."
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -214,23 +220,32 @@ def _tuned(state: Any, spent: float, wanted: float) -> Any:
     return state._replace(adapt_state=adapted._replace(draw_time=draw_time))
 
 
-def sample(args, data, model, kernel, streams, kept_draws):
+def sample(args, data, kernel, streams, kept_draws, path):
     """Sample and predict; draws that are to be kept are moved to the host.
 
     :param streams: predictions to be updated.
     :param kept_draws: how many draws to keep, of each chain.
+    :param path: of the file from which an interrupted run goes on.
     :return: the kept draws, the last state, and the fields of all draws.
     """
     x, y = jnp.asarray(data.x_train), jnp.asarray(data.y_train)
+    key = random.fold_in(random.key(args.seed), 1)
     pdmp = isinstance(kernel, PDMPKernel)
     total = args.num_samples // args.thinning
     chunk = int(np.clip(args.num_warmup // (10 * args.thinning), 1, 10))
     every = max(1, total // kept_draws)
     fields = ["num_grad", *(["num_violations", "num_proposals"] if pdmp else [])]
     fields += [] if pdmp else ["step_size"]
+    progress = Progress(path, streams)
+    if path.is_file():
+        keys = key if args.num_chains == 1 else random.split(key, args.num_chains)
+        rows = {"subsample_size": args.batch_size}
+        progress.load(
+            first_state(kernel, keys, args.num_warmup, None, (x, y), rows, None)
+        )
     runs = run_chunks(
         kernel,
-        random.fold_in(random.key(args.seed), 1),
+        key,
         x,
         y,
         subsample_size=args.batch_size,
@@ -240,40 +255,49 @@ def sample(args, data, model, kernel, streams, kept_draws):
         thinning=args.thinning,
         chunk=chunk,
         extra_fields=tuple(fields),
+        state=progress.state,
+        step=progress.step,
         yield_warmup=True,
         progress_bar=args.progress_bar,
     )
-    kept, extra, done, state = [], [], 0, None
-    spent, step = 0.0, 0
     send: Any = None
+    spent = 0.0
+    if pdmp and progress.step:
+        spent = float(np.mean(progress.state.totals.num_grad))
     while True:
         try:
             part = runs.send(send)
         except StopIteration:
             break
-        state, send = part.state, None
+        send, steps = None, part.step - progress.step
+        progress.state, progress.step = part.state, part.step
         num = next(iter(part.samples.values())).shape[1]
         if num == 0 and pdmp and args.draw_time is None:
-            grads = float(np.mean(state.totals.num_grad))
-            used = (grads - spent) / (part.step - step)
-            spent, step = grads, part.step
-            send = _tuned(state, used, args.gradients_per_draw)
-        if num == 0:
-            continue
-        extra.append(jax.tree.map(np.asarray, part.extra_fields))
-        weights = None
-        if args.sampler == "sgld":  # steps that fall, as Welling and Teh weigh them
-            weights = part.extra_fields["step_size"]
-        for stream in streams:
-            stream.update(part.samples, weights, batch_ndims=2)
-        chosen = [k for k in range(num) if (done + k + 1) % every == 0]
-        if chosen:
-            kept.append(
-                jax.tree.map(lambda a, i=chosen: np.asarray(a[:, i]), part.samples)
-            )
-        done += num
-    join = lambda *a: np.concatenate(a, axis=1)  # noqa: E731
-    return jax.tree.map(join, *kept), state, jax.tree.map(join, *extra), every
+            grads = float(np.mean(part.state.totals.num_grad))
+            send = _tuned(part.state, (grads - spent) / steps, args.gradients_per_draw)
+            spent, progress.state = grads, send
+        if num:
+            _take(args, part, streams, progress, every)
+        progress.save()
+    kept, extra = joined(progress.kept), joined(progress.extra)
+    return kept, progress.state, extra, every
+
+
+def _take(args, part, streams, progress, every):
+    """Predict with the draws of a chunk, and keep some of them."""
+    progress.extra.append(jax.tree.map(np.asarray, part.extra_fields))
+    weights = None
+    if args.sampler == "sgld":  # steps that fall, as Welling and Teh weigh them
+        weights = part.extra_fields["step_size"]
+    for stream in streams:
+        stream.update(part.samples, weights, batch_ndims=2)
+    num = next(iter(part.samples.values())).shape[1]
+    chosen = [k for k in range(num) if (progress.done + k + 1) % every == 0]
+    if chosen:
+        progress.kept.append(
+            {k: np.asarray(a[:, chosen]) for k, a in part.samples.items()}
+        )
+    progress.done += num
 
 
 def describe(kernel: Any, state: Any, kept: Any, extra: Any, thinning: int) -> dict:
@@ -312,14 +336,15 @@ def constrained(model: Callable, mode: MAP, data: Data) -> dict[str, Array]:
 
 
 def _load_prediction(path: Path) -> Prediction:
-    with np.load(path, allow_pickle=False) as file:
-        entropy = None
-        if "total" in file.files:
-            names = metrics.Uncertainty._fields
-            entropy = metrics.Uncertainty(*(file[k] for k in names))
-        mean, variance, noise = (file[k] for k in ("mean", "variance", "noise"))
-        log_density = file["log_density"] if "log_density" in file.files else None
-        return Prediction(mean, variance, noise, entropy, log_density)
+    file = read_arrays(path, ANEW)
+    require_names(file, ("mean", "variance", "noise"), path, ANEW)
+    entropy = None
+    if "total" in file:
+        names = metrics.Uncertainty._fields
+        require_names(file, names, path, ANEW)
+        entropy = metrics.Uncertainty(*(file[k] for k in names))
+    mean, variance, noise = (file[k] for k in ("mean", "variance", "noise"))
+    return Prediction(mean, variance, noise, entropy, file.get("log_density"))
 
 
 def _save_prediction(path: Path, prediction: Prediction) -> None:
@@ -331,7 +356,13 @@ def _save_prediction(path: Path, prediction: Prediction) -> None:
 def _load_draws(path: Path) -> dict[str, np.ndarray]:
     import arviz as az
 
-    posterior = az.from_netcdf(path).posterior
+    try:
+        posterior = az.from_netcdf(path).posterior.load()
+    # HDF5 raises whatever the bytes make it stumble over.
+    except Exception as error:
+        raise ValueError(
+            f"{path} is damaged or has no draws ({type(error).__name__}). {ANEW}"
+        ) from error
     return {str(name): posterior[name].values for name in posterior}
 
 
@@ -359,15 +390,18 @@ def sampling_stage(
     if done.is_file():
         say("Draws: from their files.")
         other = _load_prediction(files[1]) if outside is not None else None
-        return _load_prediction(files[0]), other, json.loads(done.read_text())
+        return _load_prediction(files[0]), other, read_json(done, ANEW)
     clock = time.perf_counter()
     x, y = jnp.asarray(data.x_train), jnp.asarray(data.y_train)
     kernel = make_kernel(args, model, mode, x, y)
     streams = [StreamingPrediction(model, data.x_test, data.y_test)]
     if outside is not None:
         streams.append(StreamingPrediction(model, outside))
+    path = out / "progress.npz"
+    if path.is_file():
+        say("Draws: some are in a file.")
     kept, state, extra, every = sample(
-        args, data, model, kernel, streams, args.keep_draws
+        args, data, kernel, streams, args.keep_draws, path
     )
     results = [stream.result() for stream in streams]
     for path, result in zip(files, results, strict=False):
@@ -377,6 +411,7 @@ def sampling_stage(
     content["mixing"] = _mixing(model, kept, data)
     content["seconds"] = time.perf_counter() - clock
     write_json(done, content)
+    path.unlink(missing_ok=True)
     return results[0], results[1] if len(results) > 1 else None, content
 
 

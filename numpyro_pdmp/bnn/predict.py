@@ -373,6 +373,18 @@ def predict(
     :param batch_ndims: 1 for a first axis of draws; 2 for chains and draws.
     :param rng_key: for predictive intervals. Default: a fixed one.
     :param kwargs: keyword arguments of the model.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro_pdmp.bnn import predict
+    >>> def model(x, y=None):
+    ...     w = numpyro.sample("w", dist.Normal(0, 1))
+    ...     with numpyro.plate("data", len(x)):
+    ...         numpyro.sample("y", dist.Normal(w * x, 0.1), obs=y)
+    >>> predict(model, {"w": jnp.arange(3.0)}, jnp.ones(2)).mean.tolist()
+    [1.0, 1.0]
     """
     levels = np.asarray(quantiles, float)
     if np.any((levels < 0) | (levels > 1)):
@@ -439,6 +451,18 @@ def function_values(
     :param site: name of the observed site.
     :param batch_ndims: 1 for a first axis of draws; 2 for chains and draws.
     :return: array of the axes of ``samples``, then rows, then classes if there are any.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro_pdmp.bnn import function_values
+    >>> def model(x, y=None):
+    ...     w = numpyro.sample("w", dist.Normal(0, 1))
+    ...     with numpyro.plate("data", len(x)):
+    ...         numpyro.sample("y", dist.Normal(w * x, 0.1), obs=y)
+    >>> function_values(model, {"w": jnp.arange(3.0)}, jnp.ones(2)).tolist()
+    [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
     """
     draws, shape = _flat(samples, batch_ndims)
     _num_rows(x)
@@ -466,6 +490,19 @@ def score(prediction: Prediction, y: Any) -> dict[str, float]:
     Of classes: accuracy, NLL, both kinds of ECE, Brier score and mean entropies. Else:
     RMSE, NLL and the share of ``y`` within 1.645 standard deviations, which should be
     0.9 for a Gaussian prediction.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro_pdmp.bnn import predict, score
+    >>> def model(x, y=None):
+    ...     w = numpyro.sample("w", dist.Normal(0, 1))
+    ...     with numpyro.plate("data", len(x)):
+    ...         numpyro.sample("y", dist.Normal(w * x, 0.1), obs=y)
+    >>> x = jnp.ones(2)
+    >>> sorted(score(predict(model, {"w": jnp.ones(3)}, x, x), x))
+    ['coverage_90', 'nll', 'rmse']
     """
     y = jnp.asarray(y)
     scores: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from numpyro_pdmp.process.path import (
     Path,
     Stats,
 )
-from numpyro_pdmp.process.randomness import draw_uniform, exponential, normal
+from numpyro_pdmp.process.randomness import Numbers, draw_uniform, exponential, normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
 
@@ -32,7 +32,7 @@ def make_euler_tick(
     step: Array,
     refresh_rate: float | Array,
     source: BatchSource | None = None,
-) -> Callable[[Path], Path]:
+) -> tuple[Callable, Callable]:
     r"""The loop's body with rates that stay as they are for a step.
 
     Stochastic-gradient PDMP (Fearnhead, Grazzi, Nemeth, Roberts 2024): one gradient at
@@ -47,16 +47,21 @@ def make_euler_tick(
     :param step: length of a step in process time.
     :param refresh_rate: refreshments per unit of process time.
     :param source: of mini-batches; a step has a batch of its own.
+    :return: parts of a :class:`~numpyro_pdmp.process.loop.Tick`.
     """
     num_words = 0 if source is None else source.num_words
 
-    def tick(path: Path) -> Path:
-        d, k = path.z.size, path.rate.size
-        draw = partial(
-            draw_uniform, num=1 + k + d, dtype=path.z.dtype, num_words=num_words
+    def draw(path: Path, rng_key: Array) -> Numbers:
+        num = 1 + path.rate.size + path.z.size
+        return draw_uniform(rng_key, num, path.z.dtype, num_words)
+
+    def tick(path: Path, numbers: Numbers) -> tuple[Path, Numbers]:
+        k = path.rate.size
+        rng_key, uniform, words = numbers
+        draw_next = partial(draw, path)
+        batches, batch = batch_arguments(
+            source, path.batches, words, rng_key, draw_next
         )
-        rng_key, uniform, words = draw(path.rng_key)
-        batches, batch = batch_arguments(source, path.batches, words, rng_key, draw)
         gradient = grad_fn(scale.position(path.z), *batch)
         gradient = sampler.energy_gradient(path.z, scale.gradient(gradient))
         rate = sampler.rates(path.z, path.v, gradient)
@@ -86,7 +91,7 @@ def make_euler_tick(
         if batches is not None:
             batches = batches._replace(used=event != NO_EVENT)
         stats = jax.tree.map(jnp.add, path.stats, Stats(counts, sums))
-        return path._replace(
+        path = path._replace(
             rng_key=rng_key,
             z=z,
             v=v,
@@ -101,5 +106,6 @@ def make_euler_tick(
             batches=batches,
             stats=stats,
         )
+        return path, draw_next(rng_key)
 
-    return tick
+    return (lambda path: draw(path, path.rng_key)), tick

@@ -163,6 +163,12 @@ class Interpolation(EventTime):
     :param R: proposals with a ratio above ``R`` are rejected (Section 3.2).
     :param offset: added to the clamped line, so that proposals are made, and violations
         noticed, everywhere; refined during warm-up.
+
+    **Example**
+
+    >>> from numpyro_pdmp import BPS, Interpolation
+    >>> scheme = Interpolation(alpha=1.1)
+    >>> kernel = BPS(potential_fn=lambda z: z**2 / 2, event_time=scheme)
     """
 
     alpha: float = 1.0
@@ -223,6 +229,12 @@ class PublishedInterpolation(EventTime):
     :param alpha: factor :math:`\alpha \ge 1` of Equation 12.
     :param t_init: second point of the first line.
     :param R: proposals with a ratio above ``R`` are rejected.
+
+    **Example**
+
+    >>> from numpyro_pdmp import BPS, PublishedInterpolation
+    >>> scheme = PublishedInterpolation(alpha=1.2)
+    >>> kernel = BPS(potential_fn=lambda z: z**2 / 2, event_time=scheme)
     """
 
     alpha: float = 1.0
@@ -274,6 +286,11 @@ class Tangent(EventTime):
         events, refined during warm-up.
     :param offset: added to the clamped line, so that proposals are made, and violations
         noticed, everywhere; refined during warm-up.
+
+    **Example**
+
+    >>> from numpyro_pdmp import BPS, Tangent
+    >>> kernel = BPS(potential_fn=lambda z: z**2 / 2, event_time=Tangent(window=0.5))
     """
 
     alpha: float = 1.0
@@ -321,6 +338,14 @@ class ExactBound(EventTime):
         :func:`numpyro_pdmp.check` calls it an error.
     :param renew: evaluate the bound anew at every rejected proposal. Else the one of
         the segment's start goes on.
+
+    **Example**
+
+    On a standard Gaussian in two dimensions the rate of BPS is a line:
+
+    >>> from numpyro_pdmp import BPS, ExactBound
+    >>> scheme = ExactBound(lambda x, v: (v @ x, v @ v))
+    >>> kernel = BPS(potential_fn=lambda z: z @ z / 2, event_time=scheme)
     """
 
     bound: Bound
@@ -365,6 +390,11 @@ class Euler(EventTime):
 
     :param step: length of a step in process time; default a twentieth of the time
         between events on a Gaussian.
+
+    **Example**
+
+    >>> from numpyro_pdmp import BPS, Euler
+    >>> kernel = BPS(potential_fn=lambda z: z**2 / 2, event_time=Euler(step=0.1))
     """
 
     step: float | None = None

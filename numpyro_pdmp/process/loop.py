@@ -26,7 +26,7 @@ look-ahead serves both sides of it.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
@@ -52,12 +52,27 @@ from numpyro_pdmp.process.path import (
     Path,
     Stats,
 )
-from numpyro_pdmp.process.randomness import draw_uniform, exponential, normal
+from numpyro_pdmp.process.randomness import Numbers, draw_uniform, exponential, normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
 from numpyro_pdmp.process.sticky import Sticky, Stuck, later
 
 GradFn = Callable[..., Array]
+
+
+class Tick(NamedTuple):
+    """The loop's body, and the random numbers that it is given.
+
+    They are drawn at the end of the tick before. Drawn in the tick itself, XLA would
+    fuse the generator into each of the many operations that use one of them.
+    """
+
+    draw: Callable[[Path], Numbers]  # of the next tick, from the path's key
+    step: Callable[[Path, Numbers], tuple[Path, Numbers]]
+
+    def __call__(self, path: Path) -> Path:
+        """One tick by itself."""
+        return self.step(path, self.draw(path))[0]
 
 
 def make_tick(
@@ -69,7 +84,7 @@ def make_tick(
     refresh_rate: float | Array | None = None,
     source: BatchSource | None = None,
     kappa: Array | None = None,
-) -> Callable[[Path], Path]:
+) -> Tick:
     """The loop's body.
 
     :param grad_fn: gradient of the potential in the sampled (unwhitened) variable;
@@ -82,7 +97,7 @@ def make_tick(
     :param source: of mini-batches: the batch that decides a proposal does its jump.
     :param kappa: (d,) rates of thawing over the speed in the sampled variable, of a
         sticky path; infinite for coordinates that never freeze.
-    :return: a function from :class:`Path` to :class:`Path`, one gradient evaluation.
+    :return: one gradient evaluation.
     """
     refresh_rate = sampler.refresh_rate if refresh_rate is None else refresh_rate
     if scheme.frozen:
@@ -91,24 +106,28 @@ def make_tick(
                 f"event_time={scheme} follows no path to zero: use Interpolation(), "
                 "Tangent() or ExactBound(...) for sticky ones."
             )
-        return make_euler_tick(
-            grad_fn, sampler, scale, tuning.window, refresh_rate, source
+        return Tick(
+            *make_euler_tick(
+                grad_fn, sampler, scale, tuning.window, refresh_rate, source
+            )
         )
 
     num_words = 0 if source is None else source.num_words
     sticky = None if kappa is None else Sticky(kappa, sampler, scale)
 
-    def tick(path: Path) -> Path:
+    def draw(path: Path, rng_key: Array) -> Numbers:
         d, k = path.z.size, path.rate.size
         # `noise` serves the jump or the refreshment: a tick has at most one of them.
-        draw = partial(
-            draw_uniform,
-            num=4 + k + d + (0 if sticky is None else 2),
-            dtype=path.z.dtype,
-            num_words=num_words,
+        num = 4 + k + d + (0 if sticky is None else 2)
+        return draw_uniform(rng_key, num, path.z.dtype, num_words)
+
+    def tick(path: Path, numbers: Numbers) -> tuple[Path, Numbers]:
+        d, k = path.z.size, path.rate.size
+        rng_key, uniform, words = numbers
+        draw_next = partial(draw, path)
+        batches, batch = batch_arguments(
+            source, path.batches, words, rng_key, draw_next
         )
-        rng_key, uniform, words = draw(path.rng_key)
-        batches, batch = batch_arguments(source, path.batches, words, rng_key, draw)
 
         def energy_gradient(z):
             gradient = grad_fn(scale.position(z), *batch)
@@ -327,7 +346,7 @@ def make_tick(
         event = jnp.where(accepted, BOUNCE, jnp.where(reverse, REVERSAL, event))
         if batches is not None:
             batches = batches._replace(used=event != NO_EVENT)
-        return Path(
+        path = Path(
             rng_key=rng_key,
             z=z2,
             v=v2,
@@ -350,5 +369,6 @@ def make_tick(
             stats=stats,
             memory=known.memory,
         )
+        return path, draw_next(rng_key)
 
-    return tick
+    return Tick(lambda path: draw(path, path.rng_key), tick)

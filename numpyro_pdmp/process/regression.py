@@ -77,6 +77,12 @@ class RegressionBound(EventTime):
         events, refined during warm-up.
     :param noise: :math:`\sigma` at speed 1; refined during warm-up, so that the share
         ``target_violation`` of proposals exceeds the envelope.
+
+    **Example**
+
+    >>> from numpyro_pdmp import ZigZag, RegressionBound
+    >>> scheme = RegressionBound(width=4.0)
+    >>> kernel = ZigZag(potential_fn=lambda z: z**2 / 2, event_time=scheme)
     """
 
     width: float = 3.0

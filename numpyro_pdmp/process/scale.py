@@ -17,6 +17,14 @@ class Scale(NamedTuple):
     of dimensions of ``factor`` says which. Preconditioning exists only here: BPS
     with a diagonal ``A`` is the paper's :math:`\sigma`\ BPS, Boomerang in ``z`` has
     the reference measure :math:`N(c, A A^T)` in ``x``.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_pdmp import Scale
+    >>> scale = Scale(center=jnp.ones(2), factor=jnp.array([1.0, 10.0]))
+    >>> scale.whiten(jnp.array([2.0, 21.0])).tolist()
+    [1.0, 2.0]
     """
 
     center: Array  # (d,)
@@ -61,6 +69,15 @@ class LowRankScale(NamedTuple):
     covariance has variance :math:`s_j^2` along column ``j`` and 1 elsewhere. Columns of
     zeros are allowed: they change nothing. Costs :math:`O(dr)` where a matrix costs
     :math:`O(d^2)`.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_pdmp import LowRankScale
+    >>> vectors = jnp.array([[1.0], [0.0]])
+    >>> scale = LowRankScale(jnp.zeros(2), jnp.ones(2), vectors, jnp.array([4.0]))
+    >>> scale.whiten(jnp.array([4.0, 1.0])).tolist()
+    [1.0, 1.0]
     """
 
     center: Array  # (d,)

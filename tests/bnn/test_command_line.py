@@ -4,18 +4,25 @@
 """The command line: data, stages, what is refused, and what is not done twice."""
 
 import json
+from types import SimpleNamespace
 
 import arviz as az
 import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
+import jax
 import jax.numpy as jnp
 
-from numpyro_pdmp import BPS, MAP, SGHMC, SGLD, Scale, SigmaBPS, ZigZag
+import numpyro
+import numpyro.distributions as dist
+from numpyro_pdmp import BPS, MAP, SGHMC, SGLD, Boomerang, Scale, SigmaBPS, ZigZag
 from numpyro_pdmp.bnn import pipeline
 from numpyro_pdmp.bnn.__main__ import main, parser, prepare
 from numpyro_pdmp.bnn.data import load_data, load_outside
+from numpyro_pdmp.bnn.predict import StreamingPrediction
+from numpyro_pdmp.bnn.progress import Progress
+from numpyro_pdmp.storage import tree_arrays
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +156,56 @@ def test_stages(directory, tmp_path, capsys, monkeypatch):
     args = parser().parse_args([*command, "--force", "--seed", "1"])
     assert prepare(args)
     assert not {"map.npz", "draws.nc", "metrics.json"} & {p.name for p in out.iterdir()}
+
+
+def test_sampling_goes_on(tmp_path, monkeypatch):
+    """Interrupted in warm-up and after it, a run ends as if it had not been."""
+
+    def model(x, y=None, subsample_size=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("data", len(x), subsample_size=subsample_size):
+            x = numpyro.subsample(x, 1)
+            y = None if y is None else numpyro.subsample(y, 0)
+            numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    data = SimpleNamespace(x_train=x, y_train=x[:, 0])
+    command = ["--out", "", "--num-warmup", "40", "--num-samples", "24", "--quiet"]
+    command += ["--gradients-per-draw", "8", "--batch-size", "20"]
+    args = parser().parse_args([*command, "--num-chains", "2"])
+
+    def run(path, *stops):
+        calls, save = [], Progress.save
+
+        def stopping(self, force=False):
+            calls.append(None)
+            save(self, force=True)
+            if len(calls) in stops:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Progress, "save", stopping)
+        streams = []
+        for _ in (*stops, None):
+            streams = [StreamingPrediction(model, x, x[:, 0])]
+            kernel = Boomerang(model, draw_time=0.01)
+            try:
+                result = pipeline.sample(args, data, kernel, streams, 12, path)
+            except KeyboardInterrupt:
+                pass
+        monkeypatch.undo()
+        kept, state, extra, every = result
+        arrays = {k: v for k, v in tree_arrays(state).items() if k != "structure"}
+        return kept, extra, every, arrays, streams[0].result().mean
+
+    whole = run(tmp_path / "whole.npz")
+    parts = run(tmp_path / "parts.npz", 4, 13)
+    assert whole[0]["w"].shape == (2, 12, 2) and whole[2] == 2
+    assert whole[1]["num_grad"].shape == (2, 24)
+    jax.tree.map(assert_array_equal, whole, parts)
+
+    (tmp_path / "parts.npz").write_bytes(b"none")
+    with pytest.raises(ValueError, match="is damaged"):
+        run(tmp_path / "parts.npz")
 
 
 @pytest.mark.parametrize(

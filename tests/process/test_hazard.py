@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_pdmp.process.hazard import clamped_line, line_arrival
-from numpyro_pdmp.process.randomness import exponential
+from numpyro_pdmp.process.randomness import exponential, threefry_words
 
 VALUES = (-1e3, -1.0, -1e-3, 0.0, 1e-3, 1.0, 1e3)
 MASSES = (1e-3, 0.4, 5.0)
@@ -85,3 +85,10 @@ def test_exponential(dtype):
     np.testing.assert_allclose(exponential(uniform, 3.0), expected, rtol=1e-6)
     assert (exponential(uniform, 0.0) == jnp.inf).all()
     assert exponential(uniform).dtype == dtype
+
+
+@pytest.mark.parametrize("num", [1, 2, 37])
+def test_words_are_those_of_jax(num):
+    key = jax.random.PRNGKey(num)
+    expected = jax.random.bits(key, (num,), jnp.uint32)
+    np.testing.assert_array_equal(threefry_words(key, num), expected)

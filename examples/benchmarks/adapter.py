@@ -1,0 +1,465 @@
+# Copyright Contributors to the numpyro_pdmp project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""One sampler on one target, in this process; ``bench.py`` starts it.
+
+Prints one line of JSON, and writes the draws. The time of a draw is the slope between
+two lengths of one compiled loop, so compilation is not in it. Samplers that adapt to
+the target by themselves do so; those that cannot (pdmp-jax, and stochastic gradients of
+BlackJAX) are given coordinates in which the target has mean 0 and covariance 1, from
+the reference.
+
+    python adapter.py --sampler boomerang --target logistic-1000 --out draws.npz
+"""
+
+import argparse
+import importlib.metadata
+import json
+from pathlib import Path
+import time
+
+import numpy as np
+from targets import TARGETS
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+clock = CLOCKS["wall"]
+
+
+def seconds(fn, *args):
+    start = clock()
+    out = jax.block_until_ready(fn(*args))
+    return clock() - start, out
+
+
+def per_draw(loop, state, budget):
+    """Seconds a draw: the median of slopes of a compiled ``loop(state, n)``."""
+    long = 40
+    while seconds(loop, state, long)[0] < budget / 10:
+        long *= 2
+    short = long // 5
+    slopes = []
+    for _ in range(5):
+        times = [seconds(loop, state, n)[0] for n in (short, long)]
+        slopes.append((times[1] - times[0]) / (long - short))
+    return float(np.median(slopes))
+
+
+def is_large(target):
+    """Whether a pass over the data is long."""
+    return target.rows is not None and len(target.rows.data[1]) >= 100_000
+
+
+class Result(dict):
+    """What a run has found; ``draws`` are (chain, draw, dim)."""
+
+
+def sample_steps(step, states, keys, args, started):
+    """Run a peer's step: ``step(state, key) -> state, (position, gradients)``."""
+
+    def loop(states, n):
+        def body(i, carry):
+            states, total = carry
+            at = jax.vmap(lambda key: random.fold_in(key, i))(keys)
+            states, (_, grads) = jax.vmap(step)(states, at)
+            return states, total + grads
+
+        return lax.fori_loop(0, n, body, (states, jnp.zeros(args.num_chains)))
+
+    begin = clock()
+    loop = jax.jit(loop).lower(states, 1).compile()
+    compiled = clock() - begin
+    time_of_draw = per_draw(loop, states, args.budget)
+    num = num_draws(time_of_draw, args)
+
+    def collect(states):
+        def body(states, i):
+            at = jax.vmap(lambda key: random.fold_in(key, i))(keys)
+            return jax.vmap(step)(states, at)
+
+        return lax.scan(body, states, jnp.arange(num))[1]
+
+    x, grads = jax.block_until_ready(jax.jit(collect)(states))
+    return Result(
+        draws=np.swapaxes(np.asarray(x), 0, 1),
+        seconds_a_draw=time_of_draw,
+        gradients_a_draw=float(jnp.mean(grads)),
+        compile_seconds=compiled,
+        warmup_seconds=begin - started,
+    )
+
+
+def num_draws(time_of_draw, args):
+    return int(np.clip(args.budget / time_of_draw, args.min_draws, args.max_draws))
+
+
+# NumPyro, and ours
+
+
+def numpyro_kernel(name, target, args):
+    """A kernel, what it is called with, and the field of its gradients."""
+    import numpyro
+    import numpyro.distributions as dist
+    from numpyro.infer import HMCECS, NUTS
+    from numpyro_pdmp import BPS, Boomerang, ZigZag
+
+    ours = {"boomerang": Boomerang, "bps": BPS, "zigzag": ZigZag}
+    field = "num_grad" if name.split("-")[0] in ours else "num_steps"
+
+    def model(x, y, subsample_size):
+        prior = dist.Normal(0, 1).expand([x.shape[1]]).to_event(1)
+        beta = numpyro.sample("beta", prior)
+        with numpyro.plate("data", len(y), subsample_size=subsample_size):
+            x = numpyro.subsample(x, event_dim=1)
+            y = numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+    batches = name == "hmcecs" or name.endswith("-batches")
+    if target.rows is not None:
+        size = target.rows.subsample_size if batches else None
+        of, data = (model,), (*target.rows.data, size)
+    else:
+        of, data = (None, target.potential), ()
+    if name == "hmcecs":
+        center = {"beta": jnp.asarray(args.mean, jnp.float32)}
+        inner = NUTS(
+            model,
+            inverse_mass_matrix=jnp.asarray(args.covariance, jnp.float32),
+            dense_mass=True,
+            adapt_mass_matrix=False,
+        )
+        kernel = HMCECS(inner, num_blocks=10, proxy=HMCECS.taylor_proxy(center))
+        return kernel, data, "hmc_state.num_steps", center
+    if name.startswith("nuts"):
+        given, center = {}, None
+        if is_large(target):  # what warm-up would find, in many passes over all rows
+            matrix = jnp.asarray(args.covariance, jnp.float32)
+            given = {"inverse_mass_matrix": matrix, "adapt_mass_matrix": False}
+            center = jnp.asarray(args.mean, jnp.float32)
+            center = {"beta": jnp.tile(center, (args.num_chains, 1))}
+        dense = name == "nuts-dense" or is_large(target)
+        return NUTS(*of, dense_mass=dense, **given), data, field, center
+    return ours[name.split("-")[0]](*of), data, field, None
+
+
+def run_numpyro(name, target, args):
+    from numpyro.infer import MCMC
+
+    started = clock()
+    _, data, field, start = numpyro_kernel(name, target, args)
+    num_chains = 1 if name == "hmcecs" else args.num_chains  # not vectorised
+    keys = random.split(random.key(args.seed), num_chains)
+    if target.rows is None:
+        start = 0.1 * random.normal(random.key(1), (num_chains, target.dim))
+        start = start[0] if num_chains == 1 else start
+
+    def new_mcmc(num):
+        return MCMC(
+            numpyro_kernel(name, target, args)[0],
+            num_warmup=args.num_warmup,
+            num_samples=num,
+            num_chains=num_chains,
+            chain_method="vectorized" if num_chains > 1 else "sequential",
+            progress_bar=False,
+        )
+
+    mcmc = new_mcmc(50)
+    kernel = mcmc.sampler
+    mcmc.run(random.key(args.seed), *data, init_params=start)
+    state = jax.block_until_ready(mcmc.last_state)
+    begin = clock()
+
+    def sampling(state, n):
+        return lax.fori_loop(0, n, lambda _, s: kernel.sample(s, data, {}), state)
+
+    loop = jax.jit(sampling).lower(state, 1).compile()
+    compiled = clock() - begin
+    time_of_draw = per_draw(loop, state, args.budget)
+    mcmc = new_mcmc(num_draws(time_of_draw, args))
+    mcmc.run(
+        keys[0] if num_chains == 1 else random.key(args.seed),
+        *data,
+        init_params=start,
+        extra_fields=(field,),
+    )
+    draws = mcmc.get_samples(group_by_chain=True)
+    draws = draws["beta"] if isinstance(draws, dict) else draws
+    gradients = np.asarray(mcmc.get_extra_fields(group_by_chain=True)[field], float)
+    extra = {}
+    if name.split("-")[0] in ("boomerang", "bps", "zigzag"):
+        extra["waiting"] = float(gradients.max(0).mean() / gradients.mean())
+    return Result(
+        draws=np.asarray(draws),
+        seconds_a_draw=time_of_draw,
+        gradients_a_draw=float(gradients.mean()),
+        compile_seconds=compiled,
+        warmup_seconds=begin - started,
+        **extra,
+    )
+
+
+# BlackJAX
+
+
+def run_blackjax(name, target, args):
+    import blackjax
+
+    started = clock()
+    keys = random.split(random.key(args.seed), args.num_chains)
+    start = 0.1 * random.normal(random.key(1), (args.num_chains, target.dim))
+
+    def log_density(x):
+        return -target.potential(x)
+
+    if name in ("bj-nuts", "bj-nuts-dense"):
+        diagonal = name == "bj-nuts"
+        adapt = blackjax.window_adaptation(
+            blackjax.nuts, log_density, is_mass_matrix_diagonal=diagonal
+        )
+
+        def warm_up(key, x):
+            (state, parameters), _ = adapt.run(key, x, num_steps=args.num_warmup)
+            return state, parameters
+
+        states, parameters = jax.block_until_ready(
+            jax.jit(jax.vmap(warm_up))(keys, start)
+        )
+
+        def step(carry, key):
+            state, parameters = carry
+            kernel = blackjax.nuts(log_density, **parameters)
+            state, info = kernel.step(key, state)
+            grads = info.num_integration_steps.astype(float)
+            return (state, parameters), (state.position, grads)
+
+        return sample_steps(step, (states, parameters), keys, args, started)
+
+    if name == "bj-mclmc":
+        kernel = blackjax.mclmc.build_kernel()
+        first = blackjax.mclmc.init(start[0], log_density, keys[0])
+        _, tuned, _ = blackjax.mclmc_find_L_and_step_size(
+            kernel, 10 * args.num_warmup, first, keys[1], logdensity_fn=log_density
+        )
+        # A draw is half a decoherence length.
+        thin = max(1, round(float(0.5 * tuned.L / tuned.step_size)))
+        warm = 10 * args.num_warmup // thin
+
+        def step(state, key):
+            def one(i, state):
+                new, _ = kernel(
+                    random.fold_in(key, i),
+                    state,
+                    log_density,
+                    tuned.inverse_mass_matrix,
+                    tuned.L,
+                    tuned.step_size,
+                )
+                return new
+
+            state = lax.fori_loop(0, thin, one, state)
+            return state, (state.position, 2.0 * thin)  # two gradients a step
+
+        def begin(x, key):
+            state = blackjax.mclmc.init(x, log_density, key)
+            at = random.split(key, warm)
+            return lax.scan(lambda s, k: (step(s, k)[0], None), state, at)[0]
+
+        states = jax.block_until_ready(jax.jit(jax.vmap(begin))(start, keys))
+        return sample_steps(step, states, keys, args, started)
+
+    # Stochastic gradients, in coordinates in which the target is about N(0, 1).
+    rows, center = target.rows, jnp.asarray(args.mean, jnp.float32)
+    factor = jnp.asarray(np.linalg.cholesky(args.covariance), jnp.float32)
+    size, num_rows = rows.subsample_size, len(rows.data[1])
+
+    def log_likelihood(z, row):
+        return rows.log_likelihood(center + factor @ z, row)
+
+    grad = blackjax.sgmcmc.gradients.grad_estimator(
+        lambda z: rows.log_prior(center + factor @ z), log_likelihood, num_rows
+    )
+    if name.endswith("-cv"):
+        zero = jnp.zeros(target.dim)
+        grad = blackjax.sgmcmc.gradients.control_variates(grad, zero, rows.data)
+    if name.startswith("bj-sgld"):
+        kernel, num = blackjax.sgld(grad), 20
+    else:
+        kernel, num = blackjax.sghmc(grad, num_integration_steps=10), 2
+    step_size = 0.05 if name.startswith("bj-sgld") else 0.1
+
+    def step(z, key):
+        def one(i, z):
+            at = random.split(random.fold_in(key, i))
+            index = random.randint(at[0], (size,), 0, num_rows)
+            batch = jax.tree.map(lambda a: a[index], rows.data)
+            return kernel.step(at[1], z, batch, step_size)
+
+        z = lax.fori_loop(0, num, one, z)
+        per_step = 1 if name.startswith("bj-sgld") else 10
+        return z, (center + factor @ z, float(num * per_step))
+
+    states = jax.vmap(lambda key: random.normal(key, (target.dim,)))(keys)
+    return sample_steps(step, states, keys, args, started)
+
+
+# pdmp-jax
+
+
+def run_pdmp_jax(name, target, args):
+    import pdmp_jax
+
+    started = clock()
+    dtype = jnp.float64 if args.x64 else jnp.float32
+    center = jnp.asarray(args.mean, dtype)
+    factor = jnp.asarray(np.linalg.cholesky(args.covariance), dtype)
+
+    def potential(z):
+        return target.potential(center + factor @ z)
+
+    types = {
+        "pj-zigzag": pdmp_jax.ZigZag,
+        "pj-bps": pdmp_jax.BouncyParticle,
+        "pj-boomerang": pdmp_jax.Boomerang,
+    }
+    grid_size = 10
+    options = {} if name == "pj-zigzag" else {"refresh_rate": 1.0}
+    sampler = types[name](
+        target.dim, jax.grad(potential), grid_size=grid_size, **options
+    )
+
+    def chain(num, seed):
+        key = random.key(seed)
+        x = 0.1 * random.normal(key, (target.dim,), dtype)
+        v = random.normal(random.fold_in(key, 1), (target.dim,), dtype)
+        v = jnp.sign(v) if name == "pj-zigzag" else v
+        path = sampler.sample_skeleton(num, x, v, seed, verbose=False)
+        draws = sampler.sample_from_skeleton(num, path)
+        bounds = 1 + path.hitting_horizon + path.error_bound
+        proposals = 2 + path.rejected + path.error_bound  # and the jump
+        grads = 2 * grid_size * bounds + proposals  # value and slope at each point
+        return draws, jnp.sum(grads[1:])
+
+    seeds = args.seed + jnp.arange(args.num_chains)
+
+    def runner(num, mapped):
+        over = jax.vmap if mapped else (lambda fn: lambda s: lax.map(fn, s))
+        return jax.jit(over(lambda seed: chain(num, seed)))
+
+    def measured(short, long, mapped):
+        fns = {}
+        begin = clock()
+        for num in (short, long):
+            fns[num] = runner(num, mapped).lower(seeds).compile()
+        compiled = (clock() - begin) / 2
+        slopes = []
+        for _ in range(3):
+            times = [seconds(fns[num], seeds)[0] for num in (short, long)]
+            slopes.append((times[1] - times[0]) / (long - short))
+        return float(np.median(slopes)), compiled
+
+    # Chains together or one after the other, whichever is faster.
+    options = {m: measured(100, 500, m)[0] for m in (True, False)}
+    mapped = min(options, key=options.get)
+    num = int(
+        np.clip(args.budget / max(options[mapped], 1e-7), args.min_draws, 200_000)
+    )
+    begin = clock()
+    time_of_event, compiled = measured(max(100, num // 5), num, mapped)
+    burn = num // 10
+    z, grads = jax.block_until_ready(runner(num, mapped)(seeds))
+    keep = np.asarray(z)[:, burn:]
+    # As many draws as the others have; events are close to each other.
+    thin = max(1, keep.shape[1] // args.max_draws)
+    x = np.asarray(center) + keep[:, ::thin] @ np.asarray(factor).T
+    return Result(
+        draws=x,
+        seconds_a_draw=time_of_event * thin,
+        gradients_a_draw=float(jnp.mean(grads)) / num * thin,
+        compile_seconds=compiled,
+        warmup_seconds=begin - started,
+    )
+
+
+RUNS = {"bj": run_blackjax, "pj": run_pdmp_jax}
+
+
+def in_batches(sampler):
+    return sampler.endswith(("-batches", "hmcecs")) or "-sg" in sampler
+
+
+def peak_mib():
+    """Largest resident memory so far (on Linux)."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return float("nan")
+    return int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+
+def main(args):
+    global clock
+    clock = CLOCKS[args.clock]
+    if args.x64:
+        jax.config.update("jax_enable_x64", True)
+    args.mean = args.covariance = None
+    if args.reference is not None:
+        with np.load(args.reference) as file:
+            args.mean, args.covariance = file["center"], file["covariance"]
+    target = TARGETS[args.target]()
+    if is_large(target) and not in_batches(args.sampler):
+        args.num_warmup, args.min_draws = 100, 50
+    run = RUNS.get(args.sampler.split("-")[0], run_numpyro)
+    result = run(args.sampler, target, args)
+    draws = result.pop("draws")
+    quantities = target.quantities(jnp.asarray(draws))
+    raw = {"raw": draws} if args.raw else {}
+    np.savez(args.out, x=np.asarray(quantities, np.float32), **raw)
+    rows = 0
+    if target.rows is not None:
+        rows = len(target.rows.data[1])
+        if in_batches(args.sampler):
+            rows = target.rows.subsample_size
+        # A control variate looks at the batch twice.
+        twice = args.sampler.endswith("-batches") or args.sampler.endswith("-cv")
+        rows *= 2 if twice else 1
+    names = ("jax", "numpyro", "blackjax", "pdmp-jax")
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    print(
+        json.dumps(
+            {
+                "sampler": args.sampler,
+                "target": args.target,
+                "chains": int(draws.shape[0]),
+                "draws": int(draws.shape[1]),
+                "rows_a_gradient": rows,
+                "peak_mib": peak_mib(),
+                "versions": versions,
+                **result,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sampler", required=True)
+    parser.add_argument("--target", choices=TARGETS, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--reference", type=Path, help="mean and covariance, as npz")
+    parser.add_argument("--num-chains", type=int, default=4)
+    parser.add_argument("--num-warmup", type=int, default=1000)
+    parser.add_argument("--budget", type=float, default=5.0, help="seconds of sampling")
+    parser.add_argument("--min-draws", type=int, default=200)
+    parser.add_argument("--max-draws", type=int, default=4000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--x64", action="store_true")
+    parser.add_argument("--raw", action="store_true", help="write draws, too")
+    main(parser.parse_args())
