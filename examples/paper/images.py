@@ -111,7 +111,7 @@ def sizes(data, args):
         return {**PAPER, "batch-size": preset["batch_size"], "map-steps": steps}
     size = dict((LENET if lenet else RESNET)[args.mode])
     if args.tiny:
-        size["network"] = "digits_cnn"
+        size["network"] = "regression_mlp"
     return size
 
 
