@@ -21,6 +21,8 @@ def get(result, *path):
 
 def per_1000(r):
     """Effective draws in function space per 1000 gradients."""
+    if r.get("method") == "vi":  # independent draws, as many as one likes
+        return None
     ess = get(r, "mixing", "ess_function")
     if ess is None:
         ess = get(r, "sampling", "mixing", "function_ess_median")

@@ -207,8 +207,8 @@ def weights(results):
                     ax = axes[row, column]
                     ax.plot(one["weights"][row], label=TITLES[method], **style)
         axes[0, column].set_title(name, fontsize=9)
-    axes[0, 0].set_ylabel("weight, first layer")
-    axes[1, 0].set_ylabel("weight, last layer")
+    axes[0, 0].set_ylabel("first layer")
+    axes[1, 0].set_ylabel("last layer")
     legend(axes[0, -1])
     return figure
 

@@ -21,6 +21,8 @@ At the size of the paper, for a GPU (2,000 draws thinned to 200, its batches and
 """
 
 import shutil
+from typing import Any
+import warnings
 
 import numpy as np
 from runner import jobs, main, parse, run_jobs
@@ -109,7 +111,7 @@ def sizes(data, args):
         return {**PAPER, "batch-size": preset["batch_size"], "map-steps": steps}
     size = dict((LENET if lenet else RESNET)[args.mode])
     if args.tiny:
-        size["network"] = "digits_cnn"
+        size["network"] = "regression_mlp"
     return size
 
 
@@ -186,21 +188,19 @@ def histogram(entropy, num_classes):
 
 def extras(data, out, chosen, args):
     """Traces, entropies and hard images, from the files of a run."""
-    content = {}
+    content: dict[str, Any] = {}
     rows, _, model = load_problem(chosen)
     draws = pipeline._load_draws(out / "draws.nc")
     num = next(iter(draws.values())).shape[1]
     if chosen.seed == 0 and num >= 8:
-        import warnings
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             components = bnn.principal_components(draws)
         content["component_scores"] = components.scores[0].T
         content["component_sd"] = np.sqrt(components.variances)
         names = [k for k in draws if k.endswith(".w")]
-        first_last = [draws[k][0].reshape(num, -1)[:, 0] for k in (names[0], names[-1])]
-        content["weights"] = first_last
+        lines = [draws[k][0].reshape(num, -1)[:, 0] for k in (names[0], names[-1])]
+        content["weights"] = [line - line[0] for line in lines]
         hard = hard_rows(data, args)
         values = bnn.function_values(model, draws, rows.x_test[hard], batch_ndims=2)
         probs = np.exp(np.asarray(values, float))[0]

@@ -62,7 +62,7 @@ def make_kernel(scheme, method, alpha, model, flat, mode, x, y, batch_size):
         size = given.pop("inverse_mass_matrix") ** 0.5
         given["reference"] = Scale(center, jnp.full_like(center, size))
         given["adapt_mass_matrix"] = method == "sigma-bps"
-        return (BPS if method == "bps" else SigmaBPS)(model, **given), model
+        return (BPS if method == "bps" else SigmaBPS)(model, **given)
     reference = laplace_reference(
         model,
         mode,
@@ -75,8 +75,8 @@ def make_kernel(scheme, method, alpha, model, flat, mode, x, y, batch_size):
     given["reference"] = reference
     if not published:
         given["target"] = "posterior"
-        return Boomerang(model, **given), model
-    return Boomerang(flat, **given), flat
+        return Boomerang(model, **given)
+    return Boomerang(flat, **given)
 
 
 def run(job, args):
@@ -90,9 +90,7 @@ def run(job, args):
     x, y = jnp.asarray(data.x_train), jnp.asarray(data.y_train)
     batch_size = min(chosen.batch_size, len(x))
     begin = time.perf_counter()
-    kernel, target = make_kernel(
-        scheme, method, alpha, model, flat, mode, x, y, batch_size
-    )
+    kernel = make_kernel(scheme, method, alpha, model, flat, mode, x, y, batch_size)
     num_warmup, num_samples, per_draw = SIZES[args.mode]
     if scheme == "published" and method != "sigma-bps":
         num_warmup = 0  # nothing to tune
@@ -103,11 +101,12 @@ def run(job, args):
     )
     chosen.gradients_per_draw, chosen.batch_size = per_draw, batch_size
     chosen.draw_time = 1.0 if scheme == "published" else None
+    progress = args.cache / f"{scheme}_{method}_{alpha}.npz"
     streams = [bnn.StreamingPrediction(model, data.x_test, data.y_test)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of batches that are held
         kept, state, extra, every = pipeline.sample(
-            chosen, data, target, kernel, streams, num_samples
+            chosen, data, kernel, streams, num_samples, progress
         )
     content = pipeline.describe(kernel, state, kept, extra, every)
     content.pop("report", None)

@@ -35,7 +35,7 @@ SETTINGS = {
         "tiny": Settings(10, 16, 2, map_steps=50, nuts=(4, 8, 1, 3)),
     },
     "binary": {
-        "full": Settings(200, 300, 50, 1e-2, 3000, nuts=(250, 250, 2, 8), max_grad=300),
+        "full": Settings(100, 150, 50, 1e-2, 1500, nuts=(150, 150, 2, 7), max_grad=300),
         "quick": Settings(60, 100, 20, 1e-2, 1000, nuts=(50, 50, 1, 6)),
         "tiny": Settings(10, 16, 2, 1e-2, 50, nuts=(4, 8, 1, 3)),
     },
