@@ -72,9 +72,10 @@ def main(args):
                 f"unfinished files, {time.monotonic() - begin:.1f} s",
                 flush=True,
             )
-        start(path, num_samples).wait()
         whole = Path(directory) / "whole"
-        start(whole, num_samples).wait()
+        for run in (path, whole):
+            if start(run, num_samples).wait():
+                sys.exit(f"the run in {run} failed by itself")
         names = [os.path.join(directory, f"{p.name}.npy") for p in (path, whole)]
         same = Path(names[0]).read_bytes() == Path(names[1]).read_bytes()
         print(f"{args.kills} kills: {lost} completed chunks lost or changed; ", end="")

@@ -27,7 +27,6 @@ def test_ranks_from_batches_are_uniform():
     args = Namespace(
         seed=0,
         num_simulations=150,
-        parts=1,
         num_warmup=150,
         num_draws=NUM_DRAWS,
         thinning=8,

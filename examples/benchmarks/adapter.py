@@ -348,28 +348,23 @@ def run_pdmp_jax(name, target, args):
         over = jax.vmap if mapped else (lambda fn: lambda s: lax.map(fn, s))
         return jax.jit(over(lambda seed: chain(num, seed)))
 
-    def measured(short, long, mapped):
-        fns = {}
-        begin = clock()
-        for num in (short, long):
-            fns[num] = runner(num, mapped).lower(seeds).compile()
-        compiled = (clock() - begin) / 2
-        slopes = []
-        for _ in range(3):
-            times = [seconds(fns[num], seeds)[0] for num in (short, long)]
-            slopes.append((times[1] - times[0]) / (long - short))
-        return float(np.median(slopes)), compiled
-
     # Chains together or one after the other, whichever is faster.
-    options = {m: measured(100, 500, m)[0] for m in (True, False)}
-    mapped = min(options, key=options.get)
-    num = int(
-        np.clip(args.budget / max(options[mapped], 1e-7), args.min_draws, 200_000)
-    )
+    pilot = {}
+    for mapped in (True, False):
+        fn = runner(300, mapped).lower(seeds).compile()
+        pilot[mapped] = min(seconds(fn, seeds)[0] for _ in range(2)) / 300
+    mapped = min(pilot, key=pilot.get)
+    num = int(np.clip(args.budget / pilot[mapped], args.min_draws, 200_000))
     begin = clock()
-    time_of_event, compiled = measured(max(100, num // 5), num, mapped)
-    burn = num // 10
-    z, grads = jax.block_until_ready(runner(num, mapped)(seeds))
+    lengths = num // 5, num
+    fns = [runner(n, mapped).lower(seeds).compile() for n in lengths]
+    compiled = (clock() - begin) / 2
+    slopes = []
+    for _ in range(3):
+        times = [seconds(fn, seeds)[0] for fn in fns]
+        slopes.append((times[1] - times[0]) / (lengths[1] - lengths[0]))
+    time_of_event, burn = float(np.median(slopes)), num // 10
+    z, grads = jax.block_until_ready(fns[1](seeds))
     keep = np.asarray(z)[:, burn:]
     # As many draws as the others have; events are close to each other.
     thin = max(1, keep.shape[1] // args.max_draws)

@@ -24,7 +24,12 @@ from targets import make_data
 from numpyro.infer import NUTS
 from numpyro_pdmp import BPS, Boomerang, ZigZag
 
-KERNELS = {"Boomerang": Boomerang, "BPS": BPS, "ZigZag": ZigZag}
+
+def dense_nuts(model):
+    return NUTS(model, dense_mass=True)
+
+
+KERNELS = {"Boomerang": Boomerang, "BPS": BPS, "ZigZag": ZigZag, "NUTS": dense_nuts}
 CLOCK = time.perf_counter
 PARTS = {
     "dim": ("coefficients", (5, 10, 25, 50, 100, 200)),
@@ -65,20 +70,24 @@ def measure(name, kernel, data, num_chains, num_samples, num_warmup=1000, **kwar
     }
 
 
+def without_nuts(args):
+    return [name for name in args.kernels if name != "NUTS"]
+
+
 def dim(args, d):
     data = (*make_data(2000, d), None)
     for name in args.kernels:
         kernel = KERNELS[name](model)
         yield measure(name, kernel, data, args.num_chains, args.num_samples)
-    kernel = NUTS(model, dense_mass=True)
-    yield measure("NUTS", kernel, data, args.num_chains, args.num_samples)
 
 
 def rows(args, num_rows):
     x, y = make_data(num_rows, args.dim)
-    for name in args.kernels:
+    for name in without_nuts(args):
         kernel, data = KERNELS[name](model), (x, y, 500)
         yield measure(name, kernel, data, args.num_chains, args.num_samples)
+    if "NUTS" not in args.kernels:
+        return
     # NUTS is given what it would learn, in many passes over all rows.
     mode, covariance = laplace(x, y)
     start = {"beta": np.tile(np.asarray(mode, np.float32), (args.num_chains, 1))}
@@ -90,7 +99,7 @@ def rows(args, num_rows):
 
 def batch(args, size):
     data = (*make_data(100_000, args.dim), size)
-    for name in args.kernels:
+    for name in without_nuts(args):
         kernel = KERNELS[name](model)
         yield measure(name, kernel, data, args.num_chains, args.num_samples)
 
@@ -100,8 +109,6 @@ def chains(args, num_chains):
     num = max(200, args.num_samples // num_chains)
     for name in args.kernels:
         yield measure(name, KERNELS[name](model), data, num_chains, num)
-    kernel = NUTS(model, dense_mass=True)
-    yield measure("NUTS", kernel, data, num_chains, num)
 
 
 def picture(part, found, path):
@@ -128,7 +135,11 @@ def picture(part, found, path):
             if key == "iterations_a_draw" and name != "NUTS":
                 waiting = [r["iterations_if_waiting"] for r in mine]
                 axes.plot(x, waiting, ":", color=line.get_color())
-        axes.set(xscale="log", yscale="log", xlabel=label, title=title)
+        axes.set(xscale="log", xlabel=label, title=title)
+        if key.startswith("seconds"):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
         axes.title.set_size("medium")
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
@@ -144,15 +155,19 @@ def main(args):
     for part in args.part or PARTS:
         _, values = PARTS[part]
         values = args.values or values
-        results = [r for r in found.get(part, []) if r["at"] not in values]
         if args.render:
             values = ()
+        results = [
+            r
+            for r in found.get(part, [])
+            if r["at"] not in values or r["kernel"] not in args.kernels
+        ]
         for value in values:
             for result in globals()[part](args, value):
                 results.append({"at": value, **result})
                 print(part, json.dumps(results[-1]), flush=True)
-        found[part] = sorted(results, key=lambda r: r["at"])
-        file.write_text(json.dumps(found, indent=1) + "\n")
+                found[part] = sorted(results, key=lambda r: r["at"])
+                file.write_text(json.dumps(found, indent=1) + "\n")
         picture(part, found[part], args.output / f"growth_{part}.png")
 
 

@@ -94,38 +94,36 @@ def ranks_of(name, kernel, subsample_size, args):
     run = make_run(
         kernel(model), subsample_size, args.num_warmup, args.num_draws, args.thinning
     )
-    keys = random.split(random.key(args.seed + 1), args.num_simulations)
-    found = [
-        run(k, y)
-        for k, y in zip(
-            np.array_split(keys, args.parts),
-            np.array_split(prior["y"], args.parts),
-            strict=True,
-        )
-    ]
+    keys = random.split(random.fold_in(key, 1), args.num_simulations)
+    found, counts = run(keys, prior["y"])
     ranks = []
-    for site in found[0][0]:
-        draws = np.concatenate([np.asarray(d[site]) for d, _ in found])
-        truth = np.asarray(prior[site])
-        below = (draws < truth[:, None]).sum(1)
+    for site, draws in found.items():
+        below = (np.asarray(draws) < np.asarray(prior[site])[:, None]).sum(1)
         ranks.append(below.reshape(len(below), -1))
-    violations, proposals = (sum(int(c[i].sum()) for _, c in found) for i in (0, 1))
+    violations, proposals = (int(np.sum(count)) for count in counts)
     return np.concatenate(ranks, 1), violations / max(proposals, 1)
 
 
 def kept_ranks(name, kernel, subsample_size, args):
-    """The same, from a file in ``--dir`` if it has been done before."""
-    if args.dir is None:
-        return ranks_of(name, KERNELS[kernel], subsample_size, args)
-    numbers = (args.num_simulations, args.num_warmup, args.num_draws, args.thinning)
-    setting = "-".join(map(str, (name, kernel, subsample_size, *numbers, args.seed)))
-    path = Path(args.dir) / f"{setting}.npz"
-    if not path.exists():
-        ranks, share = ranks_of(name, KERNELS[kernel], subsample_size, args)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, ranks=ranks, share=share)
-    with np.load(path) as file:
-        return file["ranks"], float(file["share"])
+    """The same in parts, from files in ``--dir`` if they have been done before."""
+    parts = []
+    num = args.num_simulations // args.parts
+    for seed in range(args.seed, args.seed + args.parts):
+        part = argparse.Namespace(**{**vars(args), "seed": seed})
+        part.num_simulations = num
+        numbers = (num, args.num_warmup, args.num_draws, args.thinning, seed)
+        setting = "-".join(map(str, (name, kernel, subsample_size, *numbers)))
+        path = Path(args.dir or ".") / f"{setting}.npz"
+        if args.dir is None or not path.exists():
+            parts.append(ranks_of(name, KERNELS[kernel], subsample_size, part))
+            if args.dir is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                np.savez(path, ranks=parts[-1][0], share=parts[-1][1])
+            continue
+        with np.load(path) as file:
+            parts.append((file["ranks"], float(file["share"])))
+    ranks, shares = zip(*parts, strict=True)
+    return np.concatenate(ranks), float(np.mean(shares))
 
 
 def p_values(ranks, num_draws, num_bins):
@@ -194,7 +192,9 @@ def plot(histograms, args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-simulations", type=int, default=1000)
-    parser.add_argument("--parts", type=int, default=1, help="simulations in parts")
+    parser.add_argument(
+        "--parts", type=int, default=1, help="simulations, in so many parts"
+    )
     parser.add_argument("--num-warmup", type=int, default=500)
     parser.add_argument("--num-draws", type=int, default=99)
     parser.add_argument("--num-bins", type=int, default=20)
