@@ -76,7 +76,7 @@ def pick(results, **wanted):
 def synthetic_table(results, kind, name):
     some = pick(results, data=name)
     if not some:
-        return MISSING
+        return f"**{name}** ({kind})\n\n" + MISSING
     lines = []
     for method in synthetic.METHODS:
         rows = pick(some, method=method)
