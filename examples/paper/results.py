@@ -73,10 +73,22 @@ def pick(results, **wanted):
     return [r for r in results if all(r.get(k) == v for k, v in wanted.items())]
 
 
+def sizes(results, methods):
+    """Draws of some of the methods, in words."""
+    for r in results:
+        if r["method"] in methods:
+            size = r["settings"]
+            return (
+                f"; {size['num_warmup']} + {size['num_samples']} draws of "
+                f"{', '.join(TITLES[m] for m in methods)}"
+            )
+    return ""
+
+
 def synthetic_table(results, kind, name):
     some = pick(results, data=name)
     if not some:
-        return MISSING
+        return f"**{name}** ({kind})\n\n" + MISSING
     lines = []
     for method in synthetic.METHODS:
         rows = pick(some, method=method)
@@ -103,7 +115,7 @@ def synthetic_table(results, kind, name):
     heads = ["", "seeds", "W1", "W1 among the data", "sd ratio among the data"]
     heads += ["sd ratio beyond", "ESS per 1000 gradients", "gradients a draw"]
     truth = pick(some, method="nuts")
-    text = f"**{name}** ({kind})"
+    text = f"**{name}** ({kind})" + sizes(some, ["bps", "sigma-bps", "boomerang"])
     if truth:
         text += f"; largest R-hat of NUTS's outputs: {number(truth[0]['r_hat'], 4)}"
     return text + "\n\n" + table([*heads, "violations"], lines)
@@ -142,6 +154,9 @@ def uci_table(results, name):
     heads += ["ESS last", "function ESS per 1000 gradients"]
     first = some[0]
     text = f"**{name}**: {first['rows']:,} rows, {first['num_weights']:,} weights"
+    text += sizes(some, ["bps", "sigma-bps", "boomerang"]) + sizes(
+        some, list(uci.STOCHASTIC)
+    )
     return text + "\n\n" + table(heads, lines)
 
 

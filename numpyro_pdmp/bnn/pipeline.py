@@ -404,8 +404,8 @@ def sampling_stage(
         args, data, kernel, streams, args.keep_draws, path
     )
     results = [stream.result() for stream in streams]
-    for path, result in zip(files, results, strict=False):
-        _save_prediction(path, result)
+    for file, result in zip(files, results, strict=False):
+        _save_prediction(file, result)
     _save_draws(out / "draws.nc", kept, extra, every, args)
     content = describe(kernel, state, kept, extra, args.thinning * every)
     content["mixing"] = _mixing(model, kept, data)
