@@ -96,6 +96,11 @@ def _check_run(path: Path, new: dict) -> None:
             f"`path`: {path} has format {old.get('format')}, and this version reads "
             f"{FORMAT}. Nothing was changed. Go on with the version that wrote it."
         )
+    if not isinstance(old.get("versions"), dict):
+        raise ValueError(
+            f"`path`: {path / RUN} is damaged: it does not say which versions wrote "
+            "it. Nothing was changed. Restore the file, or give another directory."
+        )
     differ = [k for k in new if k != "versions" and old.get(k) != new[k]]
     if differ:
         plain = [k for k in differ if not isinstance(new[k], str) or len(new[k]) < 40]
