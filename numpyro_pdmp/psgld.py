@@ -36,6 +36,11 @@ class PSGLD(SGMCMCKernel):
     :param float damping: :math:`\lambda`, in units of the gradient.
     :param bool freeze: whether the preconditioner is held after warm-up.
     :param kwargs: as for :class:`~numpyro_pdmp.SGLD`.
+
+    **Example**
+
+    >>> from numpyro_pdmp import PSGLD
+    >>> kernel = PSGLD(potential_fn=lambda z: z @ z / 2, step_size=1e-3)
     """
 
     def __init__(
