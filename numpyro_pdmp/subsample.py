@@ -22,14 +22,15 @@ import jax
 from jax import Array, lax, random
 import jax.numpy as jnp
 
+from numpyro.distributions import biject_to
 from numpyro.handlers import seed, substitute, trace
-from numpyro.infer import init_to_uniform
 from numpyro.infer.util import (
     _get_model_transforms,
     _prepare_model_for_potential,
     _unconstrain_params,
     compute_log_probs,
     get_potential_fn,
+    helpful_support_errors,
     transform_fn,
     unconstrain_fn,
 )
@@ -60,11 +61,21 @@ def _is_subsampled(site: dict) -> bool:
 
 
 def _prototype_value(site: dict) -> Any:
-    """Values for a first look at a model; any rows will do."""
+    """Values for a first look at a model; any rows will do, and any numbers."""
     if _is_subsampled(site):
         with jax.ensure_compile_time_eval():  # NumPy data cannot be indexed by tracers
             return jnp.arange(site["args"][1], dtype=jnp.int32)
-    return init_to_uniform(site)
+    latent = site["type"] == "sample" and not site["is_observed"]
+    if not latent or site["fn"].support.is_discrete:
+        return None
+    # As `init_to_uniform`, but of NumPy, since JAX would compile its generator.
+    with helpful_support_errors(site):
+        transform = biject_to(site["fn"].support)
+    shape = transform.inverse_shape(site["fn"].shape())
+    shape = (*site["kwargs"].get("sample_shape", ()), *shape)
+    rng = np.random.default_rng(list(site["name"].encode()))
+    values = rng.uniform(-2, 2, shape)
+    return transform(jnp.asarray(values, jnp.result_type(float)))
 
 
 def _frames(site: dict, plates: Plates) -> dict[str, int]:
@@ -129,8 +140,8 @@ class SubsampledModel(SpreadMixin):
         self.shards, self.sharded = self._find_shards()
         args, kwargs = self.few_arguments
         # The prototype only yields supports and shapes, so its key does not matter.
-        prototype = substitute(
-            seed(model, random.key(0)), substitute_fn=_prototype_value
+        prototype = seed(
+            substitute(model, substitute_fn=_prototype_value), random.key(0)
         )
         with recorded_calls() as calls:
             self._transforms, self._replay, self._enum, self._trace = (
