@@ -16,7 +16,7 @@ quickstart: $(VENV)/.installed-examples ## Run examples/quickstart.py, writes qu
 	$(RUN) examples/quickstart.py
 
 test: $(VENV)/.installed-test ## Run the tests, the doctests and the README's code
-	$(BIN)/python -m pytest -n 2 -m "not slow" --doctest-modules tests numpyro_pdmp
+	$(BIN)/python -m pytest -n 2 -m "not slow" --durations=20 --doctest-modules tests numpyro_pdmp
 	$(RUN) scripts/run_readme.py
 
 docs: $(VENV)/.installed-docs ## Build the site in docs/_build/html, notebooks executed
