@@ -251,9 +251,13 @@ def renew(
         rho = jnp.clip(jnp.max(autocorrelations(state.moments)), 0.01, 0.99)
         factor = jnp.log(DRAW_CORRELATION) / jnp.log(rho)
         num_grad = state.moments.num_grad / jnp.maximum(state.moments.pairs, 1)
-        factor = jnp.minimum(factor, DRAW_GRAD / jnp.maximum(num_grad, 1))
-        draw_time = state.draw_time * jnp.clip(factor, 0.25, 4)
-        draw_time = jnp.maximum(draw_time, base_draw_time)
+        affordable = DRAW_GRAD / jnp.maximum(num_grad, 1)
+        factor = jnp.clip(jnp.minimum(factor, affordable), 0.25, 4)
+        # In later windows draws may be closer than those of the sampling, lest they be
+        # cut off: else chains where gradients are dear would tell less than others.
+        closest = jnp.minimum(base_draw_time, state.draw_time * affordable)
+        closest = jnp.where(i + 1 == ends[-1], base_draw_time, closest)
+        draw_time = jnp.maximum(state.draw_time * factor, closest)
         enough = ~forget & (state.moments.pairs > 20)
         draw_time = jnp.where(enough, draw_time, state.draw_time)
         state = state._replace(draw_time=draw_time.astype(state.draw_time.dtype))
