@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 import jax
 import jax.numpy as jnp
 
-from numpyro.infer import init_to_uniform
+from numpyro.distributions import biject_to
+from numpyro.infer.util import helpful_support_errors
 from numpyro_pdmp.batch import Plates
 from numpyro_pdmp.pages import explained
 
@@ -23,7 +26,7 @@ def is_subsampled(site: dict) -> bool:
 
 
 def prototype_value(site: dict) -> Any:
-    """Values for a first look at a model; any rows will do."""
+    """Values for a first look at a model; any rows will do, and any numbers."""
     if site["type"] == "plate" and site["args"][1] is not None:
         size, subsample_size = site["args"]
         if subsample_size > size:
@@ -34,7 +37,16 @@ def prototype_value(site: dict) -> Any:
     if is_subsampled(site):
         with jax.ensure_compile_time_eval():  # NumPy data cannot be indexed by tracers
             return jnp.arange(site["args"][1], dtype=jnp.int32)
-    return init_to_uniform(site)
+    latent = site["type"] == "sample" and not site["is_observed"]
+    if not latent or site["fn"].support.is_discrete:
+        return None
+    # As `init_to_uniform`, but of NumPy, since JAX would compile its generator.
+    with helpful_support_errors(site):
+        transform = biject_to(site["fn"].support)
+    shape = transform.inverse_shape(site["fn"].shape())
+    shape = (*site["kwargs"].get("sample_shape", ()), *shape)
+    values = np.random.default_rng(list(site["name"].encode())).uniform(-2, 2, shape)
+    return transform(jnp.asarray(values, jnp.result_type(float)))
 
 
 @contextmanager

@@ -92,7 +92,7 @@ class SubsampledModel(SpreadMixin):
         args, kwargs = self.few_arguments
         # The prototype only yields supports and shapes, so its key does not matter.
         with recorded_calls() as calls, first_look() as value:
-            prototype = substitute(seed(model, random.key(0)), substitute_fn=value)
+            prototype = seed(substitute(model, substitute_fn=value), random.key(0))
             self._transforms, self._replay, self._enum, self._trace = (
                 _get_model_transforms(prototype, args, kwargs)
             )
