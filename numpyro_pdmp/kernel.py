@@ -315,6 +315,8 @@ class PDMPKernel(ModelKernel):
     def _advance_all(self, state, adapt_state, context):
         """The next draw of all chains, of which the fast ones run ahead."""
         axis = self._adapt_axis
+        # All chains are at the same draw.
+        head = jnp.ravel(state.i)[0] % state.queue.z.shape[1]
 
         def begin(state, adapt_state):
             path, tick = state.path, self._parts(adapt_state, **context)[2]
@@ -334,14 +336,15 @@ class PDMPKernel(ModelKernel):
                 path,
                 numbers,
                 queue,
+                head,
             )
             if sums is not None:
                 sums = sums + jnp.where(ticks, stretch_sums(path), 0)
             return path, numbers, queue, elapsed + time, sums
 
-        def finish(carry, state, adapt_state):
+        def finish(carry, first, state, adapt_state):
             path, _, queue, elapsed, sums = carry
-            queue, z, stats, cut_off = take_first(queue)
+            z, stats, cut_off = first
             state = state._replace(path=path, queue=queue)
             _, target, _ = self._parts(adapt_state, **context)
             state = self._recorded(
@@ -356,7 +359,11 @@ class PDMPKernel(ModelKernel):
             lambda carry: body(*carry, state.i, adapt_state),
             carry,
         )
-        return jax.vmap(finish, in_axes=(0, 0, axis))(carry, state, adapt_state)
+        queue, *first = take_first(carry[2], head)
+        carry = *carry[:2], queue, *carry[3:]
+        return jax.vmap(finish, in_axes=(0, 0, 0, axis))(
+            carry, first, state, adapt_state
+        )
 
     def _recorded(
         self,

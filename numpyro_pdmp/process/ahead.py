@@ -13,7 +13,7 @@ while that is full. Every chain makes the same draws as it would alone.
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
@@ -29,7 +29,10 @@ from numpyro_pdmp.process.samplers import Sampler
 
 
 class Queue(NamedTuple):
-    """Draws of one chain that have not been asked for yet, the next one first."""
+    """Draws of one chain that have not been asked for yet.
+
+    A ring: the next draw is at place ``head``, which all chains share, others follow.
+    """
 
     z: Array  # (capacity, d)
     stats: Stats  # of each draw, with a leading axis
@@ -59,6 +62,7 @@ def tick_ahead(
     path: Path,
     numbers: Any,
     queue: Queue,
+    head: ArrayLike = 0,
 ) -> tuple[Path, Any, Queue, Array, Array]:
     """One tick of a chain that has room for another draw; and that draw, if complete.
 
@@ -70,6 +74,7 @@ def tick_ahead(
     :param path: the chain.
     :param numbers: random numbers of its next tick.
     :param queue: its draws.
+    :param head: place of the next one that will be asked for.
     :return: the same three, whether there was a tick, and the process time before the
         stretch that it settled.
     """
@@ -85,7 +90,8 @@ def tick_ahead(
     cut_off = ~has_output(path)
     ready = room & (~cut_off | (path.stats.num_grad >= max_grad))
     read, z = read_output(path, sampler, draw_time)
-    place = ready & (jnp.arange(len(queue.z)) == queue.num)
+    size = len(queue.z)
+    place = ready & (jnp.arange(size) == (head + queue.num) % size)
 
     def put(entries, value):
         mask = place.reshape(-1, *(1 for _ in value.shape))
@@ -101,8 +107,13 @@ def tick_ahead(
     return path, numbers, queue, ticks, elapsed
 
 
-def take_first(queue: Queue) -> tuple[Queue, Array, Stats, Array]:
-    """The next draw, its statistics and whether it was cut off; the queue moves up."""
-    first = jax.tree.map(lambda a: a[0], queue[:3])
-    rest = jax.tree.map(lambda a: jnp.roll(a, -1, 0), queue[:3])
-    return _queue(rest, queue.num - 1), *first
+def take_first(queues: Queue, head: ArrayLike) -> tuple[Queue, Array, Stats, Array]:
+    """The next draw of all chains, their statistics and whether they were cut off.
+
+    :param queues: of the chains, with a leading axis.
+    :param head: place of the draw.
+    """
+    first = jax.tree.map(
+        lambda a: lax.dynamic_index_in_dim(a, head, 1, keepdims=False), queues[:3]
+    )
+    return queues._replace(num=queues.num - 1), *first
