@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 from pathlib import Path
+import resource
 import subprocess
 import sys
 import tempfile
@@ -163,6 +164,12 @@ def metrics(result, x, known):
     }
 
 
+def cpu_seconds():
+    """Of all processes that were started and are done."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def run(sampler, target, args, known):
     python = interpreter(sampler, args.envs)
     base = {"sampler": sampler, "target": target}
@@ -175,7 +182,7 @@ def run(sampler, target, args, known):
         command += ["--budget", args.budget, "--max-draws", args.max_draws]
         command += ["--seed", args.seed, "--clock", args.clock]
         env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-        start = time.perf_counter()
+        start, used = time.perf_counter(), cpu_seconds()
         try:
             done = subprocess.run(
                 [str(part) for part in command],
@@ -191,6 +198,7 @@ def run(sampler, target, args, known):
             return base | {"failed": lines[-1][:200]}
         result = json.loads(done.stdout.splitlines()[-1])
         result["process_seconds"] = time.perf_counter() - start
+        result["process_cpu_seconds"] = cpu_seconds() - used
         with np.load(out) as draws, np.load(known) as file:
             return result | metrics(result, draws["x"], dict(file))
 
