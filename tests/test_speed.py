@@ -16,6 +16,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 from numpyro_pdmp import BPS, Boomerang
+from numpyro_pdmp.products import chains_first
 
 NUM_DATA, DIM, NUM_CHAINS = 509, 7, 4
 
@@ -69,6 +70,41 @@ def test_one_gradient_an_iteration(sample_and_state):
     loops = [e for e in equations(jaxpr) if e.primitive.name == "while"]
     bodies = [passes(loop.params["body_jaxpr"].jaxpr) for loop in loops]
     assert sum(bodies) == 2  # there and back
+
+
+def test_products_have_chains_first(sample_and_state):
+    sample, state = sample_and_state
+    jaxpr = jax.make_jaxpr(sample)(state).jaxpr
+    shapes = [
+        eqn.outvars[0].aval.shape
+        for eqn in equations(jaxpr)
+        if eqn.primitive.name == "dot_general"
+    ]
+    assert (NUM_CHAINS, NUM_DATA) in shapes and (NUM_DATA, NUM_CHAINS) not in shapes
+
+
+def test_turned_products_are_the_same(data):
+    x, y = data
+
+    def potential(beta, x):
+        logits = jax.jit(jnp.matmul)(x, beta) + x[0] @ beta
+        scaled = jnp.outer(beta, beta) @ beta  # both factors are the chain's
+        return jnp.sum(jax.nn.softplus(logits) - y * logits) + scaled @ beta
+
+    beta = random.normal(random.key(0), (NUM_CHAINS, DIM))
+    for fn in (potential, jax.grad(potential), jax.grad(chains_first(potential))):
+        for mapped in (0, None), (0, 0):
+            given = x if mapped[1] is None else jnp.stack(NUM_CHAINS * [x])
+            expected = jax.vmap(fn, mapped)(beta, given)
+            found = jax.vmap(chains_first(fn), mapped)(beta, given)
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+    # In forward mode, as the slopes of rates are had.
+    gradient = jax.grad(potential)
+    expected, found = (
+        jax.vmap(lambda b, fn=fn: jax.linearize(lambda b: fn(b, x), b)[1](b))(beta)
+        for fn in (gradient, chains_first(gradient))
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_operations_of_an_iteration(sample_and_state):
