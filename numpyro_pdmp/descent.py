@@ -185,6 +185,12 @@ def find_start_large(
     curvature = hessian_diagonal(potential_fn, mode, num_probes=32)
     curvature = fill_zeros(jnp.abs(curvature))
     deviation = 1 / jnp.sqrt(curvature)
+    # Where units differ much, L-BFGS ends some standard deviations off. A Newton step
+    # by the diagonal arrives if the rest of the curvature is small; else it is refused.
+    nearer = mode - jax.grad(potential_fn)(mode) / curvature
+    energies = jnp.stack([energy, potential_fn(nearer)])
+    better = energies[1] < energies[0]
+    mode, energy = jnp.where(better, nearer, mode), jnp.where(better, *energies[::-1])
     new: AnyScale
     if isinstance(scale, LowRankScale):
         rank = scale.stretch.size

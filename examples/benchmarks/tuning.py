@@ -93,9 +93,14 @@ def metric(args):
         "scaled Gaussian d=500": scaled(),
     }
     for name, (potential, sd) in targets.items():
+        if name not in (args.gaussians or targets):
+            continue
         model = flat_model(potential, sd.size)
         for kernel in (Boomerang, BPS, SigmaBPS):
-            for kind, options in METRICS.items():
+            if kernel.__name__ not in (args.kernels or (kernel.__name__,)):
+                continue
+            for kind in args.metrics or METRICS:
+                options = METRICS[kind]
                 if kernel is SigmaBPS:
                     if kind != "diagonal":
                         continue
@@ -221,6 +226,8 @@ def violation(args):
         target = TARGETS[name]()
         mean, sd, truth_error = truth(name, args.truth_samples, args.num_warmup)
         for kernel in (Boomerang, BPS):
+            if kernel.__name__ not in (args.kernels or (kernel.__name__,)):
+                continue
             for share in args.violations:
                 mcmc, totals = run(
                     kernel(target.model, target_violation=share), args, *target.args
@@ -279,6 +286,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=list(PARTS), required=True)
     parser.add_argument("--targets", nargs="*", choices=list(TARGETS))
+    parser.add_argument("--gaussians", nargs="*", help="of the part metric")
+    parser.add_argument("--metrics", nargs="*", choices=list(METRICS))
+    parser.add_argument("--kernels", nargs="*", help="default: all")
     parser.add_argument(
         "--violations",
         nargs="*",
