@@ -119,6 +119,17 @@ def test_operations_of_an_iteration(sample_and_state):
     assert kernels <= 95, "on CPU each of them costs a tenth of a microsecond"
 
 
+def test_start_is_one_program(data, caplog):
+    """No generator is compiled by itself, nor is anything looked at by JAX."""
+    keys = random.split(random.key(0), NUM_CHAINS)
+    jax.clear_caches()
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        Boomerang(model).init(keys, 20, None, data, {})
+    names = re.findall(r"Finished XLA compilation of jit\((\w+)\)", caplog.text)
+    assert names.count("of_arrays") == 1
+    assert not {"_uniform", "_threefry_split", "_threefry_fold_in"} & set(names)
+
+
 def test_gradients_of_a_draw(data):
     mcmc = MCMC(
         Boomerang(model),
