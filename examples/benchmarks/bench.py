@@ -336,5 +336,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
     args.keep |= args.render or args.resume
     if args.budget is None:
-        args.budget = 2.0 if args.quick else 5.0
+        args.budget = 1.0 if args.quick else 5.0
     main(args)
