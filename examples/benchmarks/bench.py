@@ -31,7 +31,7 @@ from numpyro.diagnostics import effective_sample_size
 
 HERE = Path(__file__).parent
 ENVS = {"bj": ("blackjax==1.7.1",), "pj": ("pdmp-jax==0.1.1",)}
-OURS = ("boomerang", "bps", "zigzag")
+OURS = ("boomerang", "bps", "forwardbps", "zigzag")
 FULL = (
     *OURS,
     "nuts",
