@@ -104,9 +104,14 @@ def numpyro_kernel(name, target, args):
     import numpyro
     import numpyro.distributions as dist
     from numpyro.infer import HMCECS, NUTS
-    from numpyro_pdmp import BPS, Boomerang, ZigZag
+    from numpyro_pdmp import BPS, Boomerang, ForwardBPS, ZigZag
 
-    ours = {"boomerang": Boomerang, "bps": BPS, "zigzag": ZigZag}
+    ours = {
+        "boomerang": Boomerang,
+        "bps": BPS,
+        "forwardbps": ForwardBPS,
+        "zigzag": ZigZag,
+    }
     field = "num_grad" if name.split("-")[0] in ours else "num_steps"
 
     def model(x, y, subsample_size):
@@ -183,7 +188,7 @@ def run_numpyro(name, target, args):
     draws = draws["beta"] if isinstance(draws, dict) else draws
     gradients = np.asarray(mcmc.get_extra_fields(group_by_chain=True)[field], float)
     extra = {}
-    if name.split("-")[0] in ("boomerang", "bps", "zigzag"):
+    if field == "num_grad":
         extra["waiting"] = float(gradients.max(0).mean() / gradients.mean())
     return Result(
         draws=np.asarray(draws),

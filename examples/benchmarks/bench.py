@@ -31,7 +31,7 @@ from numpyro.diagnostics import effective_sample_size
 
 HERE = Path(__file__).parent
 ENVS = {"bj": ("blackjax==1.7.1",), "pj": ("pdmp-jax==0.1.1",)}
-OURS = ("boomerang", "bps", "zigzag")
+OURS = ("boomerang", "bps", "forwardbps", "zigzag")
 FULL = (
     *OURS,
     "nuts",
@@ -336,5 +336,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
     args.keep |= args.render or args.resume
     if args.budget is None:
-        args.budget = 2.0 if args.quick else 5.0
+        args.budget = 1.0 if args.quick else 5.0
     main(args)
