@@ -33,6 +33,7 @@ from numpyro.infer.util import (
     transform_fn,
     unconstrain_fn,
 )
+from numpyro.util import find_stack_level
 from numpyro_pdmp.batch import Batch, Plates
 from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.host_rows import HostRows, recorded_calls
@@ -95,6 +96,20 @@ def _validate_plates(trace: dict[str, Any], plates: Plates) -> None:
                 )
 
 
+def _warn_of_state(trace: dict[str, Any]) -> None:
+    """Networks of Flax and Equinox say nothing themselves."""
+    names = [name for name, site in trace.items() if site["type"] == "mutable"]
+    if names:
+        warnings.warn(
+            f"The model has state, {names}, such as that of batch normalisation or of "
+            "dropout: under MCMC it is frozen, so that a mask is the same for the "
+            "whole run, and statistics of a mini-batch bias the posterior. Use a "
+            "normalisation of each row by itself, such as LayerNorm or "
+            "`numpyro_pdmp.bnn.FilterResponseNorm`, and no dropout.",
+            stacklevel=find_stack_level(),
+        )
+
+
 def as_jax_rows(tree: Any, plates: Plates) -> Any:
     """NumPy arrays with an axis of the size of one of these plates as JAX arrays.
 
@@ -148,6 +163,7 @@ class SubsampledModel(SpreadMixin):
         }
         _validate(self._trace)
         _validate_plates(self._trace, self.plates)
+        _warn_of_state(self._trace)
         self._args, self._kwargs = as_jax_rows((self._args, self._kwargs), self.plates)
         if self.shards is None:
             warn_of_hidden(jax.tree.leaves((args, kwargs)), self.plates)

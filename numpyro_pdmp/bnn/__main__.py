@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
         help="of the posterior: below 1 it is a cold one, closer to the MAP",
     )
     add("--batch-size", type=int, help="rows of a mini-batch")
+    add("--map", help="file of a MAP, such as map.npz of another run, to start from")
     add("--map-steps", type=int, help="steps of Adam to the mode")
     add("--learning-rate", type=float, default=0.01, help="of Adam, at first")
     add("--num-warmup", type=int, help="draws of warm-up")
@@ -78,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     add("--keep-draws", type=int, default=100, help="draws of a chain in draws.nc")
     add("--rows", type=int, help="train on the first so many rows")
     add("--test-rows", type=int, help="test on the first so many rows")
-    add("--split", type=int, default=0, help="split of a data set in uci/")
+    add("--split", type=int, default=0, help="of the digits, or of a data set in uci/")
     add("--ood", help="data set to tell from the data by entropy, or 'noise'")
     add("--no-plots", dest="plots", action="store_false")
     add("--quiet", dest="progress_bar", action="store_false")

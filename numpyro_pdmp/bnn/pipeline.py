@@ -171,6 +171,22 @@ def find_mode(args: Namespace, data: Data, network: Any, model: Callable) -> MAP
     )
 
 
+def load_mode(path: str | Path, data: Data, model: Callable) -> MAP:
+    """A mode from a file, if it is one of this model."""
+    mode = MAP.load(path)
+    shapes = SubsampledModel(model, (data.x_train[:2], data.y_train[:2])).shapes
+    found, wanted = (
+        {k: tuple(a.shape) for k, a in sites.items()} for sites in (mode.params, shapes)
+    )
+    if found != wanted:
+        either = found.keys() | wanted.keys()
+        names = sorted(k for k in either if found.get(k) != wanted.get(k))
+        raise ValueError(
+            f"{path} is of another network or other data: they differ in {names}."
+        )
+    return mode
+
+
 def make_kernel(args: Namespace, model: Callable, mode: MAP, x: Array, y: Array) -> Any:
     """The kernel, around the mode and scaled by the curvature there."""
     if args.temperature != 1:
@@ -460,10 +476,13 @@ def run(args: Namespace) -> dict[str, Any]:
         f"test; {args.network} with {weights} weights."
     )
     if (out / "map.npz").is_file():
-        mode = MAP.load(out / "map.npz")
+        mode = load_mode(out / "map.npz", data, model)
         say("MAP: from its file.")
     else:
-        mode = find_mode(args, data, network, model)
+        if args.map is not None:
+            mode = load_mode(args.map, data, model)
+        else:
+            mode = find_mode(args, data, network, model)
         mode.save(out / "part_map.npz")
         os.replace(out / "part_map.npz", out / "map.npz")
     point_draw = constrained(model, mode, data)

@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose
 import pytest
 from scipy.stats import norm
 from sklearn import metrics as sklearn_metrics
+from sklearn.calibration import calibration_curve
 
 import jax
 
@@ -71,6 +72,27 @@ def test_against_sklearn():
     assert_allclose(metrics.brier(one, two), 2 * half, rtol=1e-5)
     error = sklearn_metrics.mean_squared_error(probs[:, 0], probs[:, 1])
     assert_allclose(metrics.rmse(probs[:, 0], probs[:, 1]) ** 2, error, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mass, strategy", [("width", "uniform"), ("mass", "quantile")])
+def test_reliability_is_sklearns(mass, strategy):
+    """Of two classes, with confidences spread over the upper half of the bins."""
+    rng = np.random.default_rng(0)
+    high = rng.uniform(0.5, 1, size=800)
+    flip = rng.uniform(size=800) < 0.5
+    first = np.where(flip, high, 1 - high)
+    probs = np.stack([first, 1 - first], -1)
+    labels = (rng.uniform(size=800) > first**1.5).astype(int)
+    right = probs.argmax(-1) == labels
+    bins = metrics.reliability(probs, labels, num_bins=10, mass=mass)
+    hits, confidence = calibration_curve(right, high, n_bins=10, strategy=strategy)
+    filled = bins.num_rows > 0
+    assert_allclose(bins.accuracy[filled], hits, rtol=1e-5)
+    assert_allclose(bins.confidence[filled], confidence, rtol=1e-5)
+    share = bins.num_rows[filled] / 800
+    expected = np.sum(share * np.abs(hits - confidence))
+    result = metrics.ece(probs, labels, num_bins=10, mass=mass)
+    assert_allclose(result, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("digits", [1, 8])  # with ties and without
