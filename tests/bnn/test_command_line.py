@@ -103,6 +103,9 @@ def test_digits():
         ),
         (["--num-samples", "0"], "--num-samples must be positive"),
         (["--ood", "cifar10"], "needs a directory"),
+        (["--prior", "flat"], "give --target reference_prior"),
+        (["--target", "reference_prior", "--sampler", "bps"], "--sampler boomerang"),
+        (["--damping", "-1"], "--damping must not be negative"),
     ],
 )
 def test_what_is_missing(arguments, error, directory, tmp_path, capsys, monkeypatch):
@@ -216,6 +219,7 @@ def test_sampling_goes_on(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "sampler, kind",
     [
+        ("boomerang", Boomerang),
         ("bps", BPS),
         ("sigma-bps", SigmaBPS),
         ("zigzag", ZigZag),
@@ -244,6 +248,25 @@ def test_samplers(sampler, kind, monkeypatch):
         assert kernel._step_size == 0.1
     else:
         assert kernel._draw_time == 0.3 and kernel._sampler.refresh_rate == 0.7
+
+
+def test_the_papers_boomerang(monkeypatch):
+    """The reference, with its factor, in place of a prior."""
+    given = {}
+
+    def reference(*args, **kwargs):
+        given.update(kwargs)
+        return Scale(jnp.zeros(2), jnp.ones(2))
+
+    monkeypatch.setattr(pipeline, "laplace_reference", reference)
+    command = ["--out", "", "--prior", "flat", "--target", "reference_prior"]
+    args = parser().parse_args([*command, "--gamma", "0.1", "--damping", "2"])
+    kernel = pipeline.make_kernel(args, lambda x, y: None, None, None, None)
+    assert not kernel._sampler.residual
+    assert given["gamma"] == 0.1 and given["damping"] == 2
+    args = parser().parse_args(["--out", ""])
+    kernel = pipeline.make_kernel(args, lambda x, y: None, None, None, None)
+    assert kernel._sampler.residual and kernel._sampler.refresh_rate == 3
 
 
 def test_no_sampler(directory, tmp_path):
