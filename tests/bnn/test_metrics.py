@@ -120,6 +120,24 @@ def test_calibrated_predictions_have_no_ece():
     assert set(bins.num_rows.tolist()) == {1250}
 
 
+def test_ece_by_chance():
+    """The mean over labels from the predictions; by hand for one bin of sure rows."""
+    rng = np.random.default_rng(0)
+    probs = random_probs(rng, 300, 3)
+    found = []
+    for _ in range(100):
+        labels = (probs.cumsum(-1) < rng.uniform(size=(300, 1))).sum(-1)
+        found.append(metrics.ece(probs, labels))
+    error = np.std(found) * (1 / 100 + 1 / 200) ** 0.5
+    assert abs(metrics.ece_by_chance(probs) - np.mean(found)) < 4 * error
+    # Binomial: E|k/n - p| is about sqrt(2 p (1 - p) / (pi n)).
+    probs = np.tile([0.9, 0.1], (400, 1))
+    expected = (2 * 0.09 / (np.pi * 400)) ** 0.5
+    result = metrics.ece_by_chance(probs, num_draws=2000)
+    assert_allclose(result, expected, rtol=4 * 0.76 / 2000**0.5)
+    assert metrics.ece_by_chance(np.eye(3)) == 0
+
+
 def test_entropies_add_up():
     probs = random_probs(np.random.default_rng(0), 7, 11, 3)
     parts = metrics.uncertainty(probs)
