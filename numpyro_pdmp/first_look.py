@@ -6,6 +6,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+import warnings
 
 import numpy as np
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 
 from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
+from numpyro.util import find_stack_level
 from numpyro_pdmp.batch import Plates
 from numpyro_pdmp.pages import explained
 
@@ -122,3 +124,17 @@ def _validate_rows(name: str, site: dict, plates: Plates) -> None:
                 f"`numpyro.subsample(obs, event_dim={site['fn'].event_dim})` or by the "
                 "plate's indices."
             )
+
+
+def warn_of_state(trace: dict[str, Any]) -> None:
+    """Networks of Flax and Equinox say nothing themselves."""
+    names = [name for name, site in trace.items() if site["type"] == "mutable"]
+    if names:
+        warnings.warn(
+            f"The model has state, {names}, such as that of batch normalisation or of "
+            "dropout: under MCMC it is frozen, so that a mask is the same for the "
+            "whole run, and statistics of a mini-batch bias the posterior. Use a "
+            "normalisation of each row by itself, such as LayerNorm or "
+            "`numpyro_pdmp.bnn.FilterResponseNorm`, and no dropout.",
+            stacklevel=find_stack_level(),
+        )

@@ -39,6 +39,7 @@ from numpyro_pdmp.first_look import (
     is_subsampled,
     plate_frames,
     validate_plates,
+    warn_of_state,
 )
 from numpyro_pdmp.host_rows import HostRows, recorded_calls
 from numpyro_pdmp.potential import _validate, latent_sites
@@ -108,6 +109,7 @@ class SubsampledModel(SpreadMixin):
         }
         _validate(self._trace)
         validate_plates(self._trace, self.plates)
+        warn_of_state(self._trace)
         self._args, self._kwargs = as_jax_rows((self._args, self._kwargs), self.plates)
         if self.shards is None:
             warn_of_hidden(jax.tree.leaves((args, kwargs)), self.plates)

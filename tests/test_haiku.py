@@ -165,6 +165,29 @@ def test_state_and_dropout_are_warned_of():
     assert 10 < jnp.sum(out == 0) < 50
 
 
+def test_state_of_other_libraries_is_warned_of():
+    """NumPyro's own functions are silent about it; our kernels are not."""
+
+    class Normalised(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            x = linen.BatchNorm(use_running_average=False)(linen.Dense(3)(x))
+            return linen.Dense(1)(x)
+
+    def model(x, y):
+        net = random_flax_module(
+            "net",
+            Normalised(),
+            dist.Normal(),
+            input_shape=(1, 2),
+            mutable=["batch_stats"],
+        )
+        numpyro.sample("y", dist.Normal(net(x)[:, 0], 0.5).to_event(1), obs=y)
+
+    with pytest.warns(UserWarning, match="LayerNorm or.*FilterResponseNorm"):
+        Boomerang(model).init(random.key(0), 0, None, (X, Y))
+
+
 def mlp_fn(x):
     return hk.nets.MLP([4, 1])(x)
 

@@ -42,9 +42,9 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add(
         "--prior",
-        choices=("normal", "fan_in"),
+        choices=("normal", "fan_in", "flat"),
         default="fan_in",
-        help="of all weights alike, or narrower for those with many inputs",
+        help="of all weights alike, narrower for those with many inputs, or none",
     )
     add("--prior-scale", type=float, default=2.0, help="standard deviation of it")
     add(
@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
         help="of the posterior: below 1 it is a cold one, closer to the MAP",
     )
     add("--batch-size", type=int, help="rows of a mini-batch")
+    add("--map", help="file of a MAP, such as map.npz of another run, to start from")
     add("--map-steps", type=int, help="steps of Adam to the mode")
     add("--learning-rate", type=float, default=0.01, help="of Adam, at first")
     add("--num-warmup", type=int, help="draws of warm-up")
@@ -67,7 +68,11 @@ def parser() -> argparse.ArgumentParser:
         help="warm-up spaces the draws of a PDMP accordingly; steps of the others",
     )
     add("--draw-time", type=float, help="process time between draws of a PDMP instead")
-    add("--refresh-rate", type=float, help="of a PDMP; default: the kernel's")
+    add(
+        "--refresh-rate",
+        type=float,
+        help="of a PDMP; default: 3 for boomerang, else the kernel's",
+    )
     add("--step-size", type=float, help="of sgld, sgld-nd, sghmc, in posterior sds")
     add(
         "--reference",
@@ -75,10 +80,19 @@ def parser() -> argparse.ArgumentParser:
         default="diagonal",
         help="curvature at the mode that scales the sampler",
     )
+    add("--gamma", type=float, default=1.0, help="factor of the covariance of it")
+    add("--damping", type=float, default=0.0, help="precision added to the curvature")
+    add(
+        "--target",
+        choices=("posterior", "reference_prior"),
+        default="posterior",
+        help="of boomerang: reference_prior takes the reference as the prior, as the "
+        "paper does, with --prior flat",
+    )
     add("--keep-draws", type=int, default=100, help="draws of a chain in draws.nc")
     add("--rows", type=int, help="train on the first so many rows")
     add("--test-rows", type=int, help="test on the first so many rows")
-    add("--split", type=int, default=0, help="split of a data set in uci/")
+    add("--split", type=int, default=0, help="of the digits, or of a data set in uci/")
     add("--ood", help="data set to tell from the data by entropy, or 'noise'")
     add("--no-plots", dest="plots", action="store_false")
     add("--quiet", dest="progress_bar", action="store_false")
@@ -101,10 +115,19 @@ def prepare(args: argparse.Namespace) -> bool:
         if getattr(args, name) < 1:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} must be positive, got {getattr(args, name)}.")
-    for name in ("temperature", "prior_scale", "learning_rate"):
+    for name in ("temperature", "prior_scale", "learning_rate", "gamma"):
         if not 0 < getattr(args, name) < float("inf"):
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} must be positive, got {getattr(args, name)}.")
+    if args.damping < 0:
+        raise ValueError(f"--damping must not be negative, got {args.damping}.")
+    if args.target != "posterior" and args.sampler not in ("boomerang", "map"):
+        raise ValueError("--target reference_prior is for --sampler boomerang.")
+    if args.prior == "flat" and args.target == "posterior" and args.sampler != "map":
+        raise ValueError(
+            "--prior flat leaves no proper posterior: give --target reference_prior, "
+            "or another prior."
+        )
     out = Path(args.out)
     config: dict[str, Any] = {k: v for k, v in vars(args).items() if k not in FREE}
     path = out / "config.json"

@@ -59,7 +59,8 @@ def _channels(x: np.ndarray) -> np.ndarray:
     return x[..., None] if x.ndim == 3 else x
 
 
-def _digits() -> dict[str, np.ndarray]:
+def _digits(split: int) -> dict[str, np.ndarray]:
+    """Scikit-learn's digits; a split is the seed of the order of the rows."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -68,7 +69,7 @@ def _digits() -> dict[str, np.ndarray]:
             "pip install 'numpyro-pdmp[bnn]'."
         ) from error
     data = load_digits()
-    order = np.random.default_rng(0).permutation(len(data.target))
+    order = np.random.default_rng(split).permutation(len(data.target))
     train, test = order[:1347], order[1347:]  # three quarters
     images = data.images[..., None]
     return {
@@ -111,10 +112,12 @@ def data_file(name: str, directory: str | Path | None = None) -> Path:
     return found[0]
 
 
-def _read(name: str, directory: str | Path | None) -> dict[str, np.ndarray]:
+def _read(
+    name: str, directory: str | Path | None, split: int = 0
+) -> dict[str, np.ndarray]:
     """The arrays of a data set as they are."""
     if name == "digits":
-        return _digits()
+        return _digits(split)
     names: tuple[str, ...] = ("x_train", "y_train", "x_test", "y_test")
     if name not in IMAGES:
         names = ("X", "y", "train_idx", "test_idx")
@@ -138,9 +141,10 @@ def load_data(
     :param directory: where the files are; see :func:`data_file`.
     :param rows: train on the first so many rows only.
     :param test_rows: test on the first so many rows only.
-    :param split: which of the splits of a regression.
+    :param split: which of the splits of a regression, or of the digits, which have
+        one for each number.
     """
-    arrays = _read(name, directory)
+    arrays = _read(name, directory, split)
     if "X" in arrays:
         num = len(arrays["train_idx"])
         if not 0 <= split < num:

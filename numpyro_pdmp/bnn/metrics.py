@@ -11,7 +11,7 @@ are natural. All functions are pure JAX and can be compiled.
 from typing import NamedTuple
 
 import jax
-from jax import Array
+from jax import Array, lax, random
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp, xlogy
 from jax.typing import ArrayLike
@@ -138,6 +138,46 @@ def ece(
     bins = reliability(probs, labels, num_bins, mass)
     gap = jnp.where(bins.num_rows > 0, jnp.abs(bins.accuracy - bins.confidence), 0)
     return jnp.sum(bins.num_rows * gap) / jnp.sum(bins.num_rows)
+
+
+def ece_by_chance(
+    probs: ArrayLike,
+    rng_key: Array | None = None,
+    num_bins: int = 15,
+    num_draws: int = 200,
+) -> Array:
+    """ECE to expect of calibrated predictions with these confidences.
+
+    The mean of :func:`ece`, with bins of equal width, over labels that are drawn from
+    the predictions themselves: what is left by chance in so few rows. A prediction
+    with an ECE near this number cannot be told from a calibrated one, and the number
+    grows with the share of rows of which a prediction is not sure.
+
+    :param probs: predictive probabilities, ``(rows, classes)``.
+    :param rng_key: random key. Default: a fixed one.
+    :param num_bins: as for :func:`ece`.
+    :param num_draws: how many times labels are drawn.
+
+    **Example**
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_pdmp.bnn import metrics
+    >>> probs = jnp.array([[0.5, 0.5]])  # one row: right or wrong, 0.5 off in any case
+    >>> float(metrics.ece_by_chance(probs))
+    0.5
+    """
+    probs, _ = _rows(probs)
+    rng_key = random.key(0) if rng_key is None else rng_key
+    confidence = jnp.max(probs, -1)
+    edges = jnp.linspace(0, 1, num_bins + 1, dtype=probs.dtype)
+    bins = jnp.clip(jnp.searchsorted(edges, confidence) - 1, 0, num_bins - 1)
+
+    def one(key):
+        hit = random.uniform(key, confidence.shape, probs.dtype) < confidence
+        gap = jnp.bincount(bins, weights=hit - confidence, length=num_bins)
+        return jnp.sum(jnp.abs(gap)) / len(confidence)
+
+    return jnp.mean(lax.map(one, random.split(rng_key, num_draws)))
 
 
 def entropy(probs: ArrayLike) -> Array:

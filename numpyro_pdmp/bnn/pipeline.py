@@ -66,6 +66,9 @@ NETWORKS = (
 )
 #: process time between draws of a PDMP before it is tuned
 FIRST_DRAW_TIME = 0.001
+#: refreshments of Boomerang a unit of time: paths that bounce often forget nothing of
+#: their energy but by these, and the kernel's own rate is for references that fit
+REFRESH_RATE = 3.0
 #: inputs at which function values are compared
 NUM_PROBES = 20
 #: files of a run
@@ -139,6 +142,7 @@ def make_model(args: Namespace, data: Data) -> tuple[Data, Any, Callable]:
     priors: dict[str, Callable] = {
         "normal": models.normal_prior,
         "fan_in": models.fan_in_prior,
+        "flat": lambda _: models.flat_prior(),
     }
     prior = priors[args.prior](args.prior_scale)
     network = getattr(networks, args.network)(data.num_classes or 1)
@@ -171,13 +175,37 @@ def find_mode(args: Namespace, data: Data, network: Any, model: Callable) -> MAP
     )
 
 
+def load_mode(path: str | Path, data: Data, model: Callable) -> MAP:
+    """A mode from a file, if it is one of this model."""
+    mode = MAP.load(path)
+    shapes = SubsampledModel(model, (data.x_train[:2], data.y_train[:2])).shapes
+    found, wanted = (
+        {k: tuple(a.shape) for k, a in sites.items()} for sites in (mode.params, shapes)
+    )
+    if found != wanted:
+        either = found.keys() | wanted.keys()
+        names = sorted(k for k in either if found.get(k) != wanted.get(k))
+        raise ValueError(
+            f"{path} is of another network or other data: they differ in {names}."
+        )
+    return mode
+
+
 def make_kernel(args: Namespace, model: Callable, mode: MAP, x: Array, y: Array) -> Any:
     """The kernel, around the mode and scaled by the curvature there."""
     if args.temperature != 1:
         model = scale(model, scale=1 / args.temperature)
     data = {"subsample_size": args.batch_size}
     reference: Any = laplace_reference(
-        model, mode, x, y, kind=args.reference, num_probes=64, **data
+        model,
+        mode,
+        x,
+        y,
+        kind=args.reference,
+        gamma=args.gamma,
+        damping=args.damping,
+        num_probes=64,
+        **data,
     )
     if args.sampler == "bps":
         # As in the literature: one scale for all coordinates.
@@ -192,6 +220,8 @@ def make_kernel(args: Namespace, model: Callable, mode: MAP, x: Array, y: Array)
     if args.sampler in kernels:
         draw_time = FIRST_DRAW_TIME if args.draw_time is None else args.draw_time
         settings: dict[str, Any] = {"draw_time": draw_time, "potential_energy": False}
+        if args.sampler == "boomerang":
+            settings |= {"refresh_rate": REFRESH_RATE, "target": args.target}
         if args.refresh_rate is not None:
             settings["refresh_rate"] = args.refresh_rate
         return kernels[args.sampler](model, reference=reference, **settings)
@@ -460,10 +490,13 @@ def run(args: Namespace) -> dict[str, Any]:
         f"test; {args.network} with {weights} weights."
     )
     if (out / "map.npz").is_file():
-        mode = MAP.load(out / "map.npz")
+        mode = load_mode(out / "map.npz", data, model)
         say("MAP: from its file.")
     else:
-        mode = find_mode(args, data, network, model)
+        if args.map is not None:
+            mode = load_mode(args.map, data, model)
+        else:
+            mode = find_mode(args, data, network, model)
         mode.save(out / "part_map.npz")
         os.replace(out / "part_map.npz", out / "map.npz")
     point_draw = constrained(model, mode, data)

@@ -487,9 +487,9 @@ def function_values(
 def score(prediction: Prediction, y: Any) -> dict[str, float]:
     """The usual metrics of a prediction, as plain numbers.
 
-    Of classes: accuracy, NLL, both kinds of ECE, Brier score and mean entropies. Else:
-    RMSE, NLL and the share of ``y`` within 1.645 standard deviations, which should be
-    0.9 for a Gaussian prediction.
+    Of classes: accuracy, NLL, both kinds of ECE and what is left of it by chance, Brier
+    score and mean entropies. Else: RMSE, NLL and the share of ``y`` within 1.645
+    standard deviations, which should be 0.9 for a Gaussian prediction.
 
     **Example**
 
@@ -516,6 +516,7 @@ def score(prediction: Prediction, y: Any) -> dict[str, float]:
         probs = prediction.mean
         scores["accuracy"] = metrics.accuracy(probs, y)
         scores["ece"] = metrics.ece(probs, y)
+        scores["ece_by_chance"] = metrics.ece_by_chance(probs)
         scores["ece_mass"] = metrics.ece(probs, y, mass="mass")
         scores["brier"] = metrics.brier(probs, y)
         for name, value in prediction.entropy._asdict().items():

@@ -80,6 +80,11 @@ def test_digits():
     assert data.x_train.shape == (1347, 8, 8, 1)
     big = pipeline.for_network("lenet5", data.x_test)
     assert big.shape == (450, 16, 16, 1)
+    other = load_data("digits", split=1)  # the same rows in another order
+    assert other.x_test.shape == data.x_test.shape
+    assert np.mean(other.y_test == data.y_test) < 0.5
+    counts = [np.bincount(np.append(d.y_train, d.y_test)) for d in (data, other)]
+    assert_array_equal(*counts)
     assert_array_equal(big[:, ::2, 1::2], data.x_test)
     with pytest.raises(ValueError, match="choose another one, or 'noise'"):
         load_outside("digits", data._replace(x_test=big))
@@ -98,6 +103,9 @@ def test_digits():
         ),
         (["--num-samples", "0"], "--num-samples must be positive"),
         (["--ood", "cifar10"], "needs a directory"),
+        (["--prior", "flat"], "give --target reference_prior"),
+        (["--target", "reference_prior", "--sampler", "bps"], "--sampler boomerang"),
+        (["--damping", "-1"], "--damping must not be negative"),
     ],
 )
 def test_what_is_missing(arguments, error, directory, tmp_path, capsys, monkeypatch):
@@ -211,6 +219,7 @@ def test_sampling_goes_on(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "sampler, kind",
     [
+        ("boomerang", Boomerang),
         ("bps", BPS),
         ("sigma-bps", SigmaBPS),
         ("zigzag", ZigZag),
@@ -241,6 +250,25 @@ def test_samplers(sampler, kind, monkeypatch):
         assert kernel._draw_time == 0.3 and kernel._sampler.refresh_rate == 0.7
 
 
+def test_the_papers_boomerang(monkeypatch):
+    """The reference, with its factor, in place of a prior."""
+    given = {}
+
+    def reference(*args, **kwargs):
+        given.update(kwargs)
+        return Scale(jnp.zeros(2), jnp.ones(2))
+
+    monkeypatch.setattr(pipeline, "laplace_reference", reference)
+    command = ["--out", "", "--prior", "flat", "--target", "reference_prior"]
+    args = parser().parse_args([*command, "--gamma", "0.1", "--damping", "2"])
+    kernel = pipeline.make_kernel(args, lambda x, y: None, None, None, None)
+    assert not kernel._sampler.residual
+    assert given["gamma"] == 0.1 and given["damping"] == 2
+    args = parser().parse_args(["--out", ""])
+    kernel = pipeline.make_kernel(args, lambda x, y: None, None, None, None)
+    assert kernel._sampler.residual and kernel._sampler.refresh_rate == 3
+
+
 def test_no_sampler(directory, tmp_path):
     """The MAP alone, of images that MLPs take as rows."""
     command = ["--data", "mnist", "--data-dir", str(directory), "--sampler", "map"]
@@ -250,6 +278,27 @@ def test_no_sampler(directory, tmp_path):
     content = json.loads((tmp_path / "metrics.json").read_text())
     assert "posterior" not in content and 0 <= content["ood"]["auroc"] <= 1
     assert {"reliability.png", "entropy.png"} <= {p.name for p in tmp_path.iterdir()}
+
+
+def test_map_of_another_run(directory, tmp_path, capsys, monkeypatch):
+    """A saved MAP is started from, and one of another network refused."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    command = ["--data", "toy", "--data-dir", str(directory), "--sampler", "map"]
+    command += ["--map-steps", "20", "--batch-size", "20", "--quiet", "--no-plots"]
+    assert main([*command, "--out", str(first)]) == 0
+
+    def never(*args):
+        raise AssertionError("it is given")
+
+    monkeypatch.setattr(pipeline, "find_mode", never)
+    command += ["--map", str(first / "map.npz"), "--out", str(second)]
+    assert main(command) == 0
+    scores = [json.loads((d / "metrics.json").read_text()) for d in (first, second)]
+    assert scores[0]["map"] == scores[1]["map"]
+    capsys.readouterr()
+    command[-1] = str(tmp_path / "c")
+    assert main([*command, "--network", "uci_mlp"]) == 2
+    assert "is of another network" in capsys.readouterr().err
 
 
 def test_other_files_are_left_alone(tmp_path, capsys):

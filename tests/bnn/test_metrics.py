@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose
 import pytest
 from scipy.stats import norm
 from sklearn import metrics as sklearn_metrics
+from sklearn.calibration import calibration_curve
 
 import jax
 
@@ -73,6 +74,27 @@ def test_against_sklearn():
     assert_allclose(metrics.rmse(probs[:, 0], probs[:, 1]) ** 2, error, rtol=1e-5)
 
 
+@pytest.mark.parametrize("mass, strategy", [("width", "uniform"), ("mass", "quantile")])
+def test_reliability_is_sklearns(mass, strategy):
+    """Of two classes, with confidences spread over the upper half of the bins."""
+    rng = np.random.default_rng(0)
+    high = rng.uniform(0.5, 1, size=800)
+    flip = rng.uniform(size=800) < 0.5
+    first = np.where(flip, high, 1 - high)
+    probs = np.stack([first, 1 - first], -1)
+    labels = (rng.uniform(size=800) > first**1.5).astype(int)
+    right = probs.argmax(-1) == labels
+    bins = metrics.reliability(probs, labels, num_bins=10, mass=mass)
+    hits, confidence = calibration_curve(right, high, n_bins=10, strategy=strategy)
+    filled = bins.num_rows > 0
+    assert_allclose(bins.accuracy[filled], hits, rtol=1e-5)
+    assert_allclose(bins.confidence[filled], confidence, rtol=1e-5)
+    share = bins.num_rows[filled] / 800
+    expected = np.sum(share * np.abs(hits - confidence))
+    result = metrics.ece(probs, labels, num_bins=10, mass=mass)
+    assert_allclose(result, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("digits", [1, 8])  # with ties and without
 def test_auroc(digits):
     rng = np.random.default_rng(0)
@@ -96,6 +118,24 @@ def test_calibrated_predictions_have_no_ece():
         assert metrics.ece(sharp, labels, mass=mass) > 0.1
     bins = metrics.reliability(probs, labels, num_bins=16, mass="mass")
     assert set(bins.num_rows.tolist()) == {1250}
+
+
+def test_ece_by_chance():
+    """The mean over labels from the predictions; by hand for one bin of sure rows."""
+    rng = np.random.default_rng(0)
+    probs = random_probs(rng, 300, 3)
+    found = []
+    for _ in range(100):
+        labels = (probs.cumsum(-1) < rng.uniform(size=(300, 1))).sum(-1)
+        found.append(metrics.ece(probs, labels))
+    error = np.std(found) * (1 / 100 + 1 / 200) ** 0.5
+    assert abs(metrics.ece_by_chance(probs) - np.mean(found)) < 4 * error
+    # Binomial: E|k/n - p| is about sqrt(2 p (1 - p) / (pi n)).
+    probs = np.tile([0.9, 0.1], (400, 1))
+    expected = (2 * 0.09 / (np.pi * 400)) ** 0.5
+    result = metrics.ece_by_chance(probs, num_draws=2000)
+    assert_allclose(result, expected, rtol=4 * 0.76 / 2000**0.5)
+    assert metrics.ece_by_chance(np.eye(3)) == 0
 
 
 def test_entropies_add_up():
