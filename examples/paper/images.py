@@ -44,12 +44,12 @@ OUTSIDE = {
 }
 LENET = {
     "full": {
-        "rows": 10_000,
-        "test-rows": 1000,
+        "rows": 60_000,
+        "test-rows": 2000,
         "batch-size": 100,
-        "map-steps": 1500,
-        "num-warmup": 40,
-        "num-samples": 60,
+        "map-steps": 4000,
+        "num-warmup": 30,
+        "num-samples": 40,
         "gradients-per-draw": 12,
     },
     "quick": {
@@ -75,10 +75,10 @@ RESNET = {
     "full": {
         "rows": 10_000,
         "test-rows": 500,
-        "batch-size": 50,
+        "batch-size": 32,
         "map-steps": 800,
-        "num-warmup": 20,
-        "num-samples": 24,
+        "num-warmup": 10,
+        "num-samples": 12,
         "gradients-per-draw": 6,
     },
     "quick": {
@@ -206,6 +206,10 @@ def extras(data, out, chosen, args):
         probs = np.exp(np.asarray(values, float))[0]
         low, high = np.quantile(probs, [0.025, 0.975], axis=0)
         content["hard"] = {"mean": probs.mean(0), "low": low, "high": high}
+    with np.load(out / "prediction.npz") as arrays:
+        # Of the mean over test rows, so that one may tell how far to trust it.
+        density = np.asarray(arrays["log_density"], float)
+        content["nll_error"] = density.std(ddof=1) / len(density) ** 0.5
     for name, file in (("inside", "prediction.npz"), ("outside", "outside.npz")):
         if (out / file).is_file():
             with np.load(out / file) as arrays:
