@@ -73,7 +73,7 @@ LENET = {
 }
 RESNET = {
     "full": {
-        "rows": 10_000,
+        "rows": 5000,
         "test-rows": 500,
         "batch-size": 32,
         "map-steps": 800,

@@ -40,7 +40,7 @@ METHODS = ["bps", "sigma-bps", "boomerang"]
 ALPHAS = [1.0, 1.2, 1.5]
 SCHEMES = ["published", "repaired"]
 #: warm-up of sigma-BPS or of the envelope, draws, gradients a draw of the repaired ones
-SIZES = {"full": (40, 80, 5), "quick": (20, 30, 5), "tiny": (10, 10, 2)}
+SIZES = {"full": (30, 60, 5), "quick": (20, 30, 5), "tiny": (10, 10, 2)}
 #: of the published code, in units of the velocity
 T_INIT = {"bps": 10.0, "sigma-bps": 1.0, "boomerang": 1.0}
 

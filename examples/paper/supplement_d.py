@@ -41,7 +41,7 @@ SETTINGS = {
 SCHEMES = ["published", "repaired"]
 #: warm-up, draws, steps to the mode, most gradients a draw
 SIZES = {
-    "full": (1000, 2000, 2000, 1000),
+    "full": (500, 1000, 2000, 500),
     "quick": (60, 100, 300, 200),
     "tiny": (10, 16, 20, 20),
 }
@@ -127,11 +127,12 @@ def run(job, args):
 
 def script(argv=None):
     args = parse(__doc__, argv, methods=list(SETTINGS))
+    few = 1 if args.tiny else None
     todo = [
         {"figure": figure, "scheme": scheme, "setting": setting}
         for figure in args.methods
-        for scheme in SCHEMES
-        for setting in list(SETTINGS[figure])[: 1 if args.tiny else None]
+        for scheme in SCHEMES[:few]
+        for setting in list(SETTINGS[figure])[:few]
     ]
     code = run_jobs("supplement_d", todo, run, args)
     jax.clear_caches()

@@ -50,7 +50,7 @@ SETTINGS = {
         "tiny": Settings(10, 16, 2, 1e-5, 20, 20),
     },
     "text": {
-        "full": Settings(100, 200, 10, 1e-5, 1000, 1000),
+        "full": Settings(20, 40, 10, 1e-5, 500, 500, max_grad=40),
         "quick": Settings(20, 40, 5, 1e-5, 200, 200),
         "tiny": Settings(10, 16, 2, 1e-5, 20, 20),
     },
@@ -66,7 +66,8 @@ def run(job, args):
         network = bnn.uci_mlp()
     settings = SETTINGS[args.network][args.mode]
     if len(data.y_train) > 5000 and args.mode == "full":  # a gradient takes 20 times
-        settings = settings._replace(num_warmup=50, num_samples=60, map_steps=2000)
+        few = {"num_warmup": 40, "num_samples": 60, "num_steps": 50}
+        settings = settings._replace(map_steps=2000, svi_steps=1500, **few)
     if method in STOCHASTIC and args.mode == "full":
         # As many gradients in closer draws, or their number would limit the ESS.
         settings = settings._replace(
