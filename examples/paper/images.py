@@ -76,10 +76,10 @@ RESNET = {
         "rows": 5000,
         "test-rows": 500,
         "batch-size": 32,
-        "map-steps": 800,
+        "map-steps": 600,
         "num-warmup": 10,
-        "num-samples": 12,
-        "gradients-per-draw": 6,
+        "num-samples": 10,
+        "gradients-per-draw": 4,
     },
     "quick": {
         "rows": 500,
@@ -132,10 +132,13 @@ def halved(data, args):
     return str(args.cache / "halved")
 
 
-def options(data, method, seed, args):
-    """Options of the command line, with a directory of their own."""
+def options(data, method, seed, args, **other):
+    """Options of the command line, with a directory of their own.
+
+    :param other: sizes in place of the usual ones.
+    """
     directory = args.data_dir
-    size = sizes(data, args)
+    size = {**sizes(data, args), **other}
     if data in ("svhn", "cifar10", "cifar100") and not args.paper_size:
         directory = halved(data, args)
         if data in OUTSIDE:
