@@ -80,13 +80,12 @@ def binary(results, name):
     found = by([r for r in results if "mean" in r], "data", "method")
     if not any(k[0] == name for k in found):
         return None
-    figure, axes = new(2, len(COLUMNS), 1.9, 1.8, sharex=True, sharey=True)
+    columns = [m for m in COLUMNS if (name, m) in found]
+    figure, axes = new(2, len(columns), 1.9, 1.8, sharex=True, sharey=True)
     x, y = make_data(name)
-    for column, method in enumerate(COLUMNS):
+    for column, method in enumerate(columns):
         axes[0, column].set_title(TITLES[method], fontsize=8)
-        one = found.get((name, method))
-        if one is None:
-            continue
+        one = found[name, method]
         for row, (key, top) in enumerate((("mean", 1.0), ("sd", 0.5))):
             ax = axes[row, column]
             values = np.reshape(one[key], (len(SIDE), len(SIDE)))
@@ -95,7 +94,7 @@ def binary(results, name):
             )
             for label, colour in ((0, "white"), (1, "k")):
                 ax.plot(*x[y == label].T, ".", color=colour, ms=1.5)
-            if column == len(COLUMNS) - 1:
+            if column == len(columns) - 1:
                 figure.colorbar(mesh, ax=ax)
     axes[0, 0].set_ylabel("mean")
     axes[1, 0].set_ylabel("sd of draws")
