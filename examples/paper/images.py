@@ -44,12 +44,12 @@ OUTSIDE = {
 }
 LENET = {
     "full": {
-        "rows": 60_000,
-        "test-rows": 2000,
+        "rows": 10_000,
+        "test-rows": 1000,
         "batch-size": 100,
-        "map-steps": 4000,
-        "num-warmup": 30,
-        "num-samples": 40,
+        "map-steps": 1500,
+        "num-warmup": 40,
+        "num-samples": 60,
         "gradients-per-draw": 12,
     },
     "quick": {
@@ -132,13 +132,10 @@ def halved(data, args):
     return str(args.cache / "halved")
 
 
-def options(data, method, seed, args, **other):
-    """Options of the command line, with a directory of their own.
-
-    :param other: sizes in place of the usual ones.
-    """
+def options(data, method, seed, args):
+    """Options of the command line, with a directory of their own."""
     directory = args.data_dir
-    size = {**sizes(data, args), **other}
+    size = sizes(data, args)
     if data in ("svhn", "cifar10", "cifar100") and not args.paper_size:
         directory = halved(data, args)
         if data in OUTSIDE:

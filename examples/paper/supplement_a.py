@@ -41,8 +41,6 @@ ALPHAS = [1.0, 1.2, 1.5]
 SCHEMES = ["published", "repaired"]
 #: warm-up of sigma-BPS or of the envelope, draws, gradients a draw of the repaired ones
 SIZES = {"full": (40, 80, 5), "quick": (20, 30, 5), "tiny": (10, 10, 2)}
-#: fewer rows and steps to the MAP than in Table 2, since there are 18 runs
-PROBLEM = {"rows": 10_000, "test-rows": 1000, "map-steps": 1500}
 #: of the published code, in units of the velocity
 T_INIT = {"bps": 10.0, "sigma-bps": 1.0, "boomerang": 1.0}
 
@@ -83,8 +81,7 @@ def make_kernel(scheme, method, alpha, model, flat, mode, x, y, batch_size):
 
 def run(job, args):
     scheme, method, alpha = job.values()
-    other = PROBLEM if args.mode == "full" else {}
-    chosen, out = options(args.image_data, "map", 0, args, **other)
+    chosen, out = options(args.image_data, "map", 0, args)
     if not (out / "map.npz").is_file():
         pipeline.run(chosen)
     data, network, model = load_problem(chosen)
@@ -130,8 +127,6 @@ def run(job, args):
 def script(argv=None):
     choices = {"image_data": "mnist", "paper_size": False, "only": 0.0}
     args = parse(__doc__, argv, methods=METHODS, **choices)
-    args.cache = args.cache / "supplement_a"  # with a MAP of its own
-    args.cache.mkdir(exist_ok=True)
     few = 1 if args.tiny else None
     todo = [
         {"scheme": scheme, "method": method, "alpha": alpha}
