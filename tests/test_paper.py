@@ -104,6 +104,32 @@ def test_images_and_envelopes(options):
     assert sum(found["entropy_inside"]) == 20 and len(found["hard"]["mean"]) == 2
 
 
+@pytest.mark.filterwarnings("ignore:L-BFGS did not reach")  # in so few steps
+def test_sensitivity(options):
+    run("supplement_d", options, "--methods", "refreshment")
+    path = results(options) / "supplement_d/refreshment_published_small.json"
+    found = json.loads(path.read_text())
+    assert np.isfinite(found["rmse"]) and len(found["mean"]) == 81
+
+
+def test_comparison_with_the_paper():
+    """Differences count in standard errors, and more accuracy is better."""
+    module = __import__("acceptance")
+    paper, names = (0.9, 0.01), ([], "NLL")
+    # The paper's sd of five runs, and a rounding of 0.01.
+    error = (0.01**2 / 5 + 0.01**2 / 12) ** 0.5
+
+    def compare(value, sign):
+        found = "bps", [sign * value], []
+        as_is = (lambda v, _: v), np.mean
+        return module.line(*names, found, paper, *as_is, sign=sign)[-2:]
+
+    size, verdict = compare(0.9 + 3 * error, 1)
+    assert size == pytest.approx(3) and verdict == "**worse**"
+    size, verdict = compare(0.9 + 3 * error, -1)
+    assert size == pytest.approx(-3) and verdict == "better"
+
+
 def test_ablation(options):
     truth = {"mean": [0.0] * 8, "sd": [1.0] * 8}
     path = write_truth(options, "ablation", "logistic", truth)

@@ -51,6 +51,7 @@ FIELDS = {
     },
     "uci_unit": UCI,
     "uci_learned": UCI,
+    "uci_unit_wide": UCI,
     "images": {
         "accuracy": lambda r: get(r, "scores", "accuracy"),
         "nll": lambda r: get(r, "scores", "nll"),

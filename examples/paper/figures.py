@@ -14,12 +14,13 @@ from matplotlib.figure import Figure
 from methods import TITLES
 import numpy as np
 from runner import HERE, load
+import supplement_d
 from synthetic import LINE, SIDE, make_data
 
 from numpyro_pdmp.bnn import plots
 from numpyro_pdmp.bnn.mixing import autocorrelation
 
-COLUMNS = ["nuts", "bps", "sigma-bps", "boomerang", "sgld", "sgld-nd"]
+COLUMNS = ["nuts", "bps", "sigma-bps", "boomerang", "boomerang-3", "sgld", "sgld-nd"]
 IMAGE_COLUMNS = ["bps", "sigma-bps", "boomerang", "sgld", "sgld-nd", "sghmc"]
 STYLE = dict(
     zip(
@@ -57,7 +58,7 @@ def regression(results):
         x, y = make_data(name)
         truth = found.get((name, "nuts"))
         for ax, method in zip(row, COLUMNS, strict=True):
-            ax.set_title(TITLES[method], fontsize=9)
+            ax.set_title(TITLES[method], fontsize=8)
             one = found.get((name, method))
             if one is None:
                 continue
@@ -79,13 +80,12 @@ def binary(results, name):
     found = by([r for r in results if "mean" in r], "data", "method")
     if not any(k[0] == name for k in found):
         return None
-    figure, axes = new(2, len(COLUMNS), 1.9, 1.8, sharex=True, sharey=True)
+    columns = [m for m in COLUMNS if (name, m) in found]
+    figure, axes = new(2, len(columns), 1.9, 1.8, sharex=True, sharey=True)
     x, y = make_data(name)
-    for column, method in enumerate(COLUMNS):
-        axes[0, column].set_title(TITLES[method], fontsize=9)
-        one = found.get((name, method))
-        if one is None:
-            continue
+    for column, method in enumerate(columns):
+        axes[0, column].set_title(TITLES[method], fontsize=8)
+        one = found[name, method]
         for row, (key, top) in enumerate((("mean", 1.0), ("sd", 0.5))):
             ax = axes[row, column]
             values = np.reshape(one[key], (len(SIDE), len(SIDE)))
@@ -94,7 +94,7 @@ def binary(results, name):
             )
             for label, colour in ((0, "white"), (1, "k")):
                 ax.plot(*x[y == label].T, ".", color=colour, ms=1.5)
-            if column == len(COLUMNS) - 1:
+            if column == len(columns) - 1:
                 figure.colorbar(mesh, ax=ax)
     axes[0, 0].set_ylabel("mean")
     axes[1, 0].set_ylabel("sd of draws")
@@ -119,7 +119,7 @@ def correlations(results):
     axes[0, 1].set_title("correlations, first layer")
     draws = {
         TITLES[m]: found[m, 0]["weight"]
-        for m in ("nuts", "sigma-bps", "boomerang", "sgld")
+        for m in ("nuts", "sigma-bps", "boomerang-3", "sgld")
         if (m, 0) in found
     }
     plots.marginal_density(draws, axes[0, 2])
@@ -283,6 +283,34 @@ def hard(results):
     return figure
 
 
+def sensitivity(results, figure):
+    """Supplement D: a velocity scale, or a rate of refreshment, that is wrong."""
+    found = by([r for r in results if r["figure"] == figure], "scheme", "setting")
+    if not found:
+        return None
+    kind = {"velocity": "variance × {:g}", "refreshment": "refreshment rate {:g}"}
+    drawn, axes = new(2, 3, 3, 2.3, sharex=True, sharey=True)
+    x, y = supplement_d.make_data()
+    for row, scheme in zip(axes, supplement_d.SCHEMES, strict=True):
+        for ax, (name, value) in zip(
+            row, supplement_d.SETTINGS[figure].items(), strict=True
+        ):
+            tuned = scheme == "repaired" and name == "right"
+            title = "tuned by warm-up" if tuned else kind[figure].format(value)
+            one = found.get((scheme, name))
+            if one is None:
+                continue
+            mean, sd = np.asarray(one["mean"]), np.asarray(one["sd"])
+            band = mean - 2 * sd, mean + 2 * sd
+            ax.fill_between(supplement_d.GRID, *band, color=plots.SKY, alpha=0.4, lw=0)
+            ax.plot(supplement_d.GRID, np.transpose(one["curves"]), color="k", lw=0.4)
+            ax.plot(x, y, ".", color=plots.RED, ms=3)
+            ax.set_title(f"{scheme}, {title}: RMSE {one['rmse']:.2f}", fontsize=8)
+            ax.set(xlim=(-2, 2), ylim=(-4, 4))
+    drawn.supxlabel("band: mean ± 2 sd; lines: draws", fontsize=8)
+    return drawn
+
+
 def ablation(results):
     """Standard deviations over the truth, with one error at a time."""
     rows = [r for r in results if "sd_ratio" in r]
@@ -317,6 +345,8 @@ def draw_all(results, out):
         "rings": binary(synthetic, "rings"),
         "figure_1": correlations(synthetic),
         "acceptance": acceptance(load(results, "supplement_a")),
+        "velocity": sensitivity(load(results, "supplement_d"), "velocity"),
+        "refreshment": sensitivity(load(results, "supplement_d"), "refreshment"),
         "component_1": traces(images, 0),
         "component_2": traces(images, 1),
         "component_last": traces(images, 2),

@@ -73,13 +73,13 @@ LENET = {
 }
 RESNET = {
     "full": {
-        "rows": 10_000,
+        "rows": 5000,
         "test-rows": 500,
-        "batch-size": 50,
-        "map-steps": 800,
-        "num-warmup": 20,
-        "num-samples": 24,
-        "gradients-per-draw": 6,
+        "batch-size": 32,
+        "map-steps": 600,
+        "num-warmup": 10,
+        "num-samples": 10,
+        "gradients-per-draw": 4,
     },
     "quick": {
         "rows": 500,
@@ -206,6 +206,10 @@ def extras(data, out, chosen, args):
         probs = np.exp(np.asarray(values, float))[0]
         low, high = np.quantile(probs, [0.025, 0.975], axis=0)
         content["hard"] = {"mean": probs.mean(0), "low": low, "high": high}
+    with np.load(out / "prediction.npz") as arrays:
+        # Of the mean over test rows, so that one may tell how far to trust it.
+        density = np.asarray(arrays["log_density"], float)
+        content["nll_error"] = density.std(ddof=1) / len(density) ** 0.5
     for name, file in (("inside", "prediction.npz"), ("outside", "outside.npz")):
         if (out / file).is_file():
             with np.load(out / file) as arrays:

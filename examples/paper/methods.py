@@ -38,6 +38,7 @@ TITLES = {
     "bps": "BPS",
     "sigma-bps": "σBPS",
     "boomerang": "Boomerang",
+    "boomerang-3": "Boomerang, rate 3",
     "sgld": "SGLD",
     "sgld-nd": "SGLD-ND",
     "sgld-white": "SGLD, preconditioned",
@@ -49,7 +50,14 @@ TITLES = {
 }
 #: steps that tell whether their size is too large
 PILOT = 1000
-PDMPS = {"bps": BPS, "sigma-bps": SigmaBPS, "boomerang": Boomerang}
+PDMPS = {
+    "bps": BPS,
+    "sigma-bps": SigmaBPS,
+    "boomerang": Boomerang,
+    "boomerang-3": Boomerang,
+}
+#: refreshments a unit of time, where they are not the kernel's own
+REFRESH_RATES = {"boomerang-3": 3.0}
 
 
 class Settings(NamedTuple):
@@ -113,12 +121,16 @@ def make_reference(model, mode, x, y, settings):
 
 
 def make_pdmp(method, model, reference, settings):
+    options = {}
+    if method in REFRESH_RATES:
+        options["refresh_rate"] = REFRESH_RATES[method]
     return PDMPS[method](
         model,
         reference=one_scale(reference) if method == "bps" else reference,
         adapt_mass_matrix=method != "bps",
         potential_energy=False,
         max_grad=settings.max_grad,
+        **options,
     )
 
 

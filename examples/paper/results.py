@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Template
 
 import ablation
+from acceptance import ESS_HEADS, HEADS, PDMPS, ess_lines, image_lines, uci_lines
 from claims import claims, get, per_1000, scaled
 from figures import draw_all
 import images
@@ -20,6 +21,7 @@ from methods import TITLES
 import numpy as np
 from published import ALPHA, IMAGES, SECONDS, UCI
 from runner import HERE, load
+import supplement_d
 import synthetic
 import uci
 
@@ -115,7 +117,7 @@ def synthetic_table(results, kind, name):
     heads = ["", "seeds", "W1", "W1 among the data", "sd ratio among the data"]
     heads += ["sd ratio beyond", "ESS per 1000 gradients", "gradients a draw"]
     truth = pick(some, method="nuts")
-    text = f"**{name}** ({kind})" + sizes(some, ["bps", "sigma-bps", "boomerang"])
+    text = f"**{name}** ({kind})" + sizes(some, PDMPS)
     if truth:
         text += f"; largest R-hat of NUTS's outputs: {number(truth[0]['r_hat'], 4)}"
     return text + "\n\n" + table([*heads, "violations"], lines)
@@ -154,9 +156,7 @@ def uci_table(results, name):
     heads += ["ESS last", "function ESS per 1000 gradients"]
     first = some[0]
     text = f"**{name}**: {first['rows']:,} rows, {first['num_weights']:,} weights"
-    text += sizes(some, ["bps", "sigma-bps", "boomerang"]) + sizes(
-        some, list(uci.STOCHASTIC)
-    )
+    text += sizes(some, PDMPS) + sizes(some, list(uci.STOCHASTIC))
     return text + "\n\n" + table(heads, lines)
 
 
@@ -332,6 +332,38 @@ def alpha_table(results):
     return table(heads, lines)
 
 
+def sensitivity_table(results):
+    """Supplement D in numbers."""
+    if not results:
+        return MISSING
+    kind = {"velocity": "variance × {:g}", "refreshment": "refreshment rate {:g}"}
+    samplers = {"velocity": "Boomerang", "refreshment": "BPS"}
+    lines = []
+    for figure, settings in supplement_d.SETTINGS.items():
+        for scheme in supplement_d.SCHEMES:
+            for name, value in settings.items():
+                tuned = scheme == "repaired" and name == "right"
+                title = "tuned by warm-up" if tuned else kind[figure].format(value)
+                found = pick(results, figure=figure, scheme=scheme, setting=name)
+                heads = [samplers[figure], scheme, title]
+                if not found:
+                    lines.append([*heads, *["-"] * 5])
+                    continue
+                r = found[0]
+                lines.append(
+                    [
+                        *heads,
+                        number(r["gradients_per_draw"]),
+                        percent([r["violations"]]),
+                        number(r["rmse"]),
+                        number(r["sd_inside"]),
+                        number(r["sd_outside"]),
+                    ]
+                )
+    heads = ["", "", "", "gradients a draw", "violations", "RMSE"]
+    return table([*heads, "sd among the data", "sd beyond"], lines)
+
+
 ERRORS = {
     "bps": "none",
     "bps-event-batch": "one batch until the next event",
@@ -382,10 +414,15 @@ def ablation_table(results):
 def page(results, drawn):
     """The text with its tables, figures and numbers."""
     names = ["synthetic", "uci_unit", "uci_learned", "uci_text", "images"]
-    names += ["supplement_a", "ablation"]
+    names += ["uci_unit_wide", "supplement_a", "supplement_d", "ablation"]
     parts = {name: load(results, name) for name in names}
     places = {
         "uci_captions": captions_table(parts["uci_unit"]),
+        "uci_acceptance": table(HEADS, uci_lines(parts, number, pm)),
+        "image_acceptance": table(HEADS, image_lines(parts["images"], number, pm)),
+        "ess_acceptance": table(ESS_HEADS, ess_lines(parts, number)),
+        "sensitivity": sensitivity_table(parts["supplement_d"]),
+        "uci_wide": other_table(parts["uci_unit_wide"]),
         "uci_text": other_table(parts["uci_text"]),
         "uci_learned": other_table(parts["uci_learned"]),
         "entropy": entropy_table(parts["images"]),

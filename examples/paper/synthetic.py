@@ -20,7 +20,16 @@ import jax.numpy as jnp
 
 from numpyro_pdmp import bnn
 
-METHODS = ["nuts", "bps", "sigma-bps", "boomerang", "sgld", "sgld-nd", "sgld-white"]
+METHODS = [
+    "nuts",
+    "bps",
+    "sigma-bps",
+    "boomerang",
+    "boomerang-3",
+    "sgld",
+    "sgld-nd",
+    "sgld-white",
+]
 DATA = ["gap", "cosine", "moons", "rings"]
 LEVELS = (np.arange(20) + 0.5) / 20
 LINE = np.linspace(-2, 2, 81, dtype=np.float32)[:, None]
@@ -159,7 +168,7 @@ def script(argv=None):
     args = parse(__doc__, argv, data=DATA, methods=METHODS)
     todo = jobs(args)
     # The truth first, and once.
-    truth = [j for j in todo if j["method"] == "nuts" and j["seed"] == args.first_seed]
+    truth = [j for j in todo if j["method"] == "nuts" and j["seed"] == 0]
     rest = [j for j in todo if j["method"] != "nuts"]
     code = run_jobs("synthetic", truth + rest, run, args)
     jax.clear_caches()
