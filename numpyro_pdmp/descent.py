@@ -188,9 +188,10 @@ def find_start_large(
     # Where units differ much, L-BFGS ends some standard deviations off. A Newton step
     # by the diagonal arrives if the rest of the curvature is small; else it is refused.
     nearer = mode - jax.grad(potential_fn)(mode) / curvature
-    energies = jnp.stack([energy, potential_fn(nearer)])
-    better = energies[1] < energies[0]
-    mode, energy = jnp.where(better, nearer, mode), jnp.where(better, *energies[::-1])
+    nearer_energy = potential_fn(nearer)
+    better = nearer_energy < energy
+    mode = jnp.where(better, nearer, mode)
+    energy = jnp.where(better, nearer_energy, energy)
     new: AnyScale
     if isinstance(scale, LowRankScale):
         rank = scale.stretch.size
