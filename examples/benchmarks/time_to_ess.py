@@ -121,7 +121,7 @@ def fresh(args, target, kernel, num_samples, seed):
 
 
 def main(args):
-    targets = [LOGISTIC]
+    targets = [] if args.only_posteriors else [LOGISTIC]
     if args.dir is not None:
         targets += args.posteriors or POSTERIORS
     kernels = ("Boomerang", "NUTS")
@@ -161,6 +161,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path)
     parser.add_argument("--posteriors", nargs="*")
+    parser.add_argument("--only-posteriors", action="store_true")
     parser.add_argument("--ess", type=float, default=400)
     parser.add_argument("--pilot", type=int, default=1000, help="draws of the first")
     parser.add_argument("--repeats", type=int, default=4)
