@@ -16,11 +16,12 @@ quickstart: $(VENV)/.installed-examples ## Run examples/quickstart.py, writes qu
 	$(RUN) examples/quickstart.py
 
 test: $(VENV)/.installed-test ## Run the tests, the doctests and the README's code
-	$(BIN)/python -m pytest -n 2 -m "not slow" --doctest-modules tests numpyro_pdmp
-	$(RUN) scripts/run_readme.py
+	$(BIN)/python -m pytest -n 2 -m "not slow" --durations=20 --doctest-modules tests numpyro_pdmp
+	$(RUN) scripts/run_pages.py README.md
 
 docs: $(VENV)/.installed-docs ## Build the site in docs/_build/html, notebooks executed
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(RUN) scripts/run_pages.py docs/own_sampler.md docs/warmup.md
 
 bench: $(VENV)/.installed-examples ## Compare with peers; ARGS=--quick in ten minutes
 	$(RUN) examples/benchmarks/bench.py $(ARGS)

@@ -22,6 +22,8 @@ extensions = [
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "numpyro_pdmp"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_show_sphinx = False
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]

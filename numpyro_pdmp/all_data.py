@@ -16,8 +16,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from numpyro.primitives import Messenger
+from numpyro_pdmp.first_look import plate_frames
 from numpyro_pdmp.initialize import jit_arrays
-from numpyro_pdmp.subsample import SubsampledModel, _frames
+from numpyro_pdmp.subsample import SubsampledModel
 
 #: entries computed at once, before they are moved to the result
 BLOCK_ENTRIES = 2**22
@@ -179,7 +180,7 @@ def _fill(
     chunk_size: int,
 ) -> None:
     """Fill in the sites inside of the given plates, and those outside of all."""
-    frames = {name: _frames(whole._trace[name], whole.plates) for name in result}
+    frames = {name: plate_frames(whole._trace[name], whole.plates) for name in result}
     sites = [k for k in result if not frames[k] or set(frames[k]) & set(nest)]
     if not sites:
         return

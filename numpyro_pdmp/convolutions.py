@@ -14,30 +14,11 @@ Of vectorised chains each has its own kernels: these are convolved one after the
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 import jax.numpy as jnp
 
-#: primitives whose operations are as good in the place of the call
-CALLS = ("jit", "pjit", "closed_call")
-
-
-def _called(eqn: Any) -> ClosedJaxpr | None:
-    inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    is_call = eqn.primitive.name in CALLS and isinstance(inner, ClosedJaxpr)
-    return inner if is_call else None
-
-
-def _has_convolution(jaxpr: Jaxpr) -> bool:
-    def concerns(eqn):
-        inner = _called(eqn)
-        if inner is not None:
-            return _has_convolution(inner.jaxpr)
-        return eqn.primitive is lax.conv_general_dilated_p
-
-    return any(map(concerns, jaxpr.eqns))
+from numpyro_pdmp.operations import with_replaced
 
 
 def _convolve(eqn: Any, x: Array, kernel: Array) -> Array:
@@ -73,33 +54,6 @@ def _convolve(eqn: Any, x: Array, kernel: Array) -> Array:
     return jnp.transpose(result, back)
 
 
-def _evaluate(closed: ClosedJaxpr, args: Any) -> list:
-    """The values of a function from its operations, with convolutions replaced."""
-    jaxpr = closed.jaxpr
-    values: dict[Any, Any] = {}
-
-    def read(var):
-        return var.val if isinstance(var, Literal) else values[var]
-
-    values.update(zip(jaxpr.constvars, closed.consts, strict=True))
-    values.update(zip(jaxpr.invars, args, strict=True))
-    for eqn in jaxpr.eqns:
-        given = [read(var) for var in eqn.invars]
-        inner = _called(eqn)
-        if inner is not None and _has_convolution(inner.jaxpr):
-            found = _evaluate(inner, given)
-        elif eqn.primitive is lax.conv_general_dilated_p:
-            found = [_convolve(eqn, *given)]
-        else:
-            bound = eqn.primitive.get_bind_params(eqn.params)
-            # Before JAX 0.10 functions come apart.
-            functions, params = bound if isinstance(bound, tuple) else ((), bound)
-            found = eqn.primitive.bind(*functions, *given, **params)
-            found = found if eqn.primitive.multiple_results else [found]
-        values.update(zip(eqn.outvars, found, strict=True))
-    return [read(var) for var in jaxpr.outvars]
-
-
 def fast_in_loops(fn: Callable) -> Callable:
     """The same function, with convolutions that are fast in loops on CPU.
 
@@ -108,16 +62,4 @@ def fast_in_loops(fn: Callable) -> Callable:
     :param fn: a function of arrays that is differentiated no further but in forward
         mode.
     """
-
-    def wrapped(*args):
-        if jax.default_backend() != "cpu":
-            return fn(*args)
-        closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        leaves = jax.tree.leaves(args)
-        if _has_convolution(closed.jaxpr):
-            out = _evaluate(closed, leaves)
-        else:
-            out = jaxpr_as_fun(closed)(*leaves)
-        return jax.tree.unflatten(jax.tree.structure(shapes), out)
-
-    return wrapped
+    return with_replaced(fn, {lax.conv_general_dilated_p: _convolve})

@@ -35,6 +35,8 @@ def jit_arrays(
     passed on. But a model may use its arguments for shapes and control flow: NumPy
     arrays and numbers always stay as they are, and if the model needs the values of JAX
     arrays, so do they.
+
+    :param compiler_options: of XLA; if this version does not know them, none is used.
     """
     leaves, treedef = jax.tree.flatten(data)
     arrays = [x if isinstance(x, jax.Array) else None for x in leaves]
@@ -51,6 +53,10 @@ def jit_arrays(
         except _NOT_CONCRETE:
             arrays[:] = [None] * len(arrays)
             return of_arrays(arrays, *rest)
+        except jax.errors.JaxRuntimeError as error:
+            if not compiler_options or "No such compile option" not in str(error):
+                raise
+            return jit_arrays(fn, *data)(*rest)
 
     return call
 
@@ -81,28 +87,26 @@ def _all_finite(tree: Any) -> Array:
     return jnp.all(jnp.isfinite(ravel_pytree(tree)[0]))
 
 
-def uniform_params(
-    rng_key: Array, functions: ModelFunctions, init_strategy: Callable, vmap: Callable
-) -> Any:
+def uniform_radius(init_strategy: Callable) -> float | None:
+    """How far NumPyro's default strategy goes; None if the strategy is another one."""
+    strategy = init_strategy if isinstance(init_strategy, partial) else init_strategy()
+    if strategy.func is not init_to_uniform:
+        return None
+    return strategy.keywords["radius"]
+
+
+def uniform_params(functions: ModelFunctions, radius: float, rng_key: Array) -> Any:
     """What NumPyro's default strategy tries first, without compiling its search.
 
-    :return: unconstrained values, or None if the strategy is another one.
+    :return: unconstrained values of one chain.
     """
-    strategy = init_strategy if isinstance(init_strategy, partial) else init_strategy()
-    if functions.shapes is None or strategy.func is not init_to_uniform:
-        return None
-    shapes, radius = functions.shapes, strategy.keywords["radius"]
-
-    def draw(key):
-        values = {}
+    shapes, values = functions.shapes or {}, {}
+    key, subkey = random.split(rng_key)
+    for name in functions.sites or ():
+        shape = shapes[name].shape
+        values[name] = random.uniform(subkey, shape, minval=-radius, maxval=radius)
         key, subkey = random.split(key)
-        for name in functions.sites or ():
-            shape = shapes[name].shape
-            values[name] = random.uniform(subkey, shape, minval=-radius, maxval=radius)
-            key, subkey = random.split(key)
-        return values
-
-    return vmap(draw)(rng_key)
+    return values
 
 
 def strategy_params(

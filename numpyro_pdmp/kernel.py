@@ -288,7 +288,7 @@ class PDMPKernel(ModelKernel):
             body,
             (path, tick.draw(path), self._zero_sums(path)),
         )
-        cut_off = waits(path)
+        path = path._replace(stats=path.stats.with_cut_off(waits(path)))
         elapsed = t_start - path.t_output
         if self._record == "events":
             z = path.z
@@ -303,7 +303,6 @@ class PDMPKernel(ModelKernel):
             adapt_state,
             z,
             path.stats,
-            cut_off,
             frozen,
             functions,
             target,
@@ -315,22 +314,24 @@ class PDMPKernel(ModelKernel):
     def _advance_all(self, state, adapt_state, context):
         """The next draw of all chains, of which the fast ones run ahead."""
         axis = self._adapt_axis
+        number = state.i[0]  # all chains are at the same draw
 
         def begin(state, adapt_state):
             path, tick = state.path, self._parts(adapt_state, **context)[2]
             zero = jnp.zeros_like(path.t_output)
             return path, tick.draw(path), state.queue, zero, self._zero_sums(path)
 
-        def one(path, numbers, queue, elapsed, sums, i, adapt_state):
+        def one(path, numbers, queue, elapsed, sums, adapt_state):
             sampler, _, tick = self._parts(adapt_state, **context)
             # What warm-up learns of a draw is to serve the next one.
-            warmup = i < adapt_state.num_warmup
+            warmup = number < adapt_state.num_warmup
             path, numbers, queue, ticks, time = tick_ahead(
                 tick,
                 sampler,
                 adapt_state.draw_time,
                 self._bound(warmup),
                 jnp.where(warmup, 1, len(queue.z)),
+                number,
                 path,
                 numbers,
                 queue,
@@ -341,19 +342,19 @@ class PDMPKernel(ModelKernel):
 
         def finish(carry, state, adapt_state):
             path, _, queue, elapsed, sums = carry
-            queue, z, stats, cut_off = take_first(queue)
+            queue, z, stats = take_first(queue, number)
             state = state._replace(path=path, queue=queue)
             _, target, _ = self._parts(adapt_state, **context)
             state = self._recorded(
-                state, adapt_state, z, stats, cut_off, None, target=target, **context
+                state, adapt_state, z, stats, None, target=target, **context
             )
             return state, draw_moments(z, sums, elapsed, stats)
 
-        body: Any = jax.vmap(one, in_axes=(0, 0, 0, 0, 0, 0, axis))
+        body: Any = jax.vmap(one, in_axes=(0, 0, 0, 0, 0, axis))
         carry = jax.vmap(begin, in_axes=(0, axis))(state, adapt_state)
         carry = lax.while_loop(
             lambda carry: jnp.any(carry[2].num == 0),
-            lambda carry: body(*carry, state.i, adapt_state),
+            lambda carry: body(*carry, adapt_state),
             carry,
         )
         return jax.vmap(finish, in_axes=(0, 0, axis))(carry, state, adapt_state)
@@ -364,7 +365,6 @@ class PDMPKernel(ModelKernel):
         adapt_state,
         z,
         stats,
-        cut_off,
         frozen,
         functions,
         target,
@@ -384,20 +384,11 @@ class PDMPKernel(ModelKernel):
         totals = jax.tree.map(
             lambda old, new: jnp.where(first, new, old + new), state.totals, stats
         )
-        proposals = jnp.maximum(stats.num_proposals, 1)
         return state._replace(
             z=unravel(x),
             potential_energy=jnp.asarray(energy, x.dtype),
-            num_grad=stats.num_grad,
-            num_bounces=stats.num_bounces,
-            num_refreshments=stats.num_refreshments,
-            num_proposals=stats.num_proposals,
-            num_violations=stats.num_violations,
-            accept_prob=jnp.where(
-                stats.num_proposals > 0, stats.sum_ratio / proposals, 1
-            ),
-            excess=stats.sum_excess / jnp.maximum(stats.num_violations, 1),
-            diverging=(stats.num_nonfinite > 0) | cut_off | outside,
+            diverging=(stats.num_nonfinite + stats.num_cut_off > 0) | outside,
+            stats=stats,
             whitened=z if frozen is None else jnp.where(frozen, 0, z),
             totals=totals,
         )

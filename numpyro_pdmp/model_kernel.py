@@ -14,6 +14,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity
 from numpyro_pdmp.metric import mass_mask
 from numpyro_pdmp.potential import ModelFunctions, gradient_fn
+from numpyro_pdmp.products import chains_first
 from numpyro_pdmp.spike_slab import thaw_rates
 from numpyro_pdmp.start import StartMixin
 from numpyro_pdmp.subsample import as_jax_rows
@@ -99,7 +100,7 @@ class ModelKernel(StartMixin, MCMCKernel):
         :param state: has the key and the batches of a chain.
         """
         if target.source is None:
-            return target.energy(x)
+            return chains_first(target.energy)(x)
         key = random.fold_in(state.rng_key, 0)
         words = random.bits(key, (target.source.num_words,), jnp.uint32)
         return target.energy(x, target.source.next(state.batches.state, words)[1])

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.handlers import seed, substitute, trace
 from numpyro.ops.provenance import eval_provenance
+from numpyro_pdmp.first_look import prototype_value
 from numpyro_pdmp.pages import explained
-from numpyro_pdmp.subsample import _prototype_value
 
 
 @explained("sticky")
@@ -101,7 +101,7 @@ def _log_slabs(model: Callable, sites: list[str], args: tuple, kwargs: dict) -> 
 
     def run(values):
         def given(site):
-            return values.get(site["name"], _prototype_value(site))
+            return values.get(site["name"], prototype_value(site))
 
         # Any values of the other sites will do, and so any key.
         seeded = seed(model, random.key(0))

@@ -30,6 +30,7 @@ from numpyro_pdmp.initialize import (
     jit_arrays,
     strategy_params,
     uniform_params,
+    uniform_radius,
 )
 from numpyro_pdmp.metric import initial_scale
 from numpyro_pdmp.moments import MAX_ROWS, zero_moments
@@ -51,6 +52,13 @@ from numpyro_pdmp.warmup import (
     AdaptState,
     window_ends,
 )
+
+#: for programs that run once: without optimisation, and with the emitter that XLA is
+#: about to give up, which needs a third of the time
+FAST_TO_COMPILE = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+}
 
 EVENT_BATCH = (
     "`batch='event'` keeps a mini-batch until the next event, as in the paper's code. "
@@ -78,7 +86,6 @@ class StartMixin:
         kwargs = {} if model_kwargs is None else model_kwargs
         single = is_prng_key(rng_key)
         vmap = identity if single else jax.vmap
-        keys = vmap(lambda key: tuple(random.split(key)))(rng_key)
         functions = self._functions(model_args, kwargs)  # clear errors before all else
         if functions.subsampled is not None:
             plates = functions.subsampled.plates
@@ -88,7 +95,7 @@ class StartMixin:
         if functions.shapes is not None:
             self._kappa(functions.subsampled, functions.shapes, model_args, kwargs)
         z_energy = given_params(
-            keys[1],
+            rng_key,
             functions,
             self._model,
             init_params,
@@ -96,14 +103,17 @@ class StartMixin:
             kwargs,
             self._start_evaluation(functions, model_args, kwargs, vmap),
         )
-        new_params = partial(
-            strategy_params,
-            keys[1],
-            functions.model,
-            self._init_strategy,
-            self._forward_mode_differentiation,
-            vmap,
-        )
+
+        def search(key, model_args, kwargs):
+            return strategy_params(
+                key,
+                functions.model,
+                self._init_strategy,
+                self._forward_mode_differentiation,
+                vmap,
+                model_args,
+                kwargs,
+            )
 
         sites = functions.shapes
         if z_energy is not None:
@@ -113,33 +123,28 @@ class StartMixin:
         ]
         dim = sum(math.prod(leaf.shape) for leaf in leaves)
         dtype = jnp.result_type(*(leaf.dtype for leaf in leaves))
-        # Not with the rest: the generator is slow to compile, and JAX keeps this one.
-        noise = vmap(lambda key: random.fold_in(key, 0))(keys[0])
-        uniform = vmap(lambda key: random.uniform(key, (2 * dim + 1,), dtype))(noise)
         source = self._target(functions, identity, None).source
-        words = None
-        if source is not None:
-            shape = (2, source.num_words)
-            # Of another key: words and uniforms of the same one would be the same.
-            noise = vmap(lambda key: random.fold_in(key, 1))(keys[0])
-            words = vmap(lambda key: random.bits(key, shape, jnp.uint32))(noise)
-        first, concrete = None, not_jax_tracer(keys[0])
-        if z_energy is None:
-            first = uniform_params(keys[1], functions, self._init_strategy, vmap)
+        concrete = not_jax_tracer(rng_key)
 
-        def init_chains(model_args, kwargs, keys, random_numbers, first, z_energy):
+        def init_chains(model_args, kwargs, rng_key, z_energy, guess):
+            functions = self._functions(model_args, kwargs)
+            key, start_key = vmap(lambda key: tuple(random.split(key)))(rng_key)
             if z_energy is None:
+                new_params = partial(search, start_key)
+                first = None
+                if guess is not None:
+                    first = vmap(partial(uniform_params, functions, guess))(start_key)
                 z_energy = self._first_params(
                     first, concrete, new_params, vmap, model_args, kwargs
                 )
+            random_numbers = vmap(partial(self._start_numbers, source, dim, dtype))(key)
             z, energy = z_energy
             if init_params is None and self._reference is not None:
                 z, energy = self._reference_start(z, vmap, model_args, kwargs)
-            functions = self._functions(model_args, kwargs)
             init_state = partial(self._init_state, source, num_warmup)
             wanted = self._wants_energy(functions)
             recorded = energy if wanted else jnp.full_like(energy, jnp.nan)
-            state = vmap(init_state)(keys[0], random_numbers, z, recorded)
+            state = vmap(init_state)(key, random_numbers, z, recorded)
             ahead = 0 if single else self._max_ahead(dim)
             if ahead:
                 queue = vmap(partial(empty_queue, capacity=ahead))(state.path)
@@ -169,13 +174,17 @@ class StartMixin:
         # quickly, since it runs once; but not so that a network would take minutes.
         options, small = None, dim <= SMALL_MODEL
         if concrete and small and jax.default_backend() == "cpu":
-            options = {"xla_backend_optimization_level": 0}
-        compiled = jit_arrays(init_chains, model_args, kwargs, compiler_options=options)
-        for guess in (first, None):
-            state, energy, choice, same = compiled(
-                keys, (uniform, words), guess, z_energy
+            options = FAST_TO_COMPILE
+        guess = uniform_radius(self._init_strategy) if sites is not None else None
+        for radius in (guess, None) if z_energy is None else (None,):
+            compiled = jit_arrays(
+                partial(init_chains, guess=radius),
+                model_args,
+                kwargs,
+                compiler_options=options,
             )
-            if guess is None or not concrete or jnp.all(jnp.isfinite(energy)):
+            state, energy, choice, same = compiled(rng_key, z_energy)
+            if radius is None or not concrete or np.all(np.isfinite(energy)):
                 break  # else the first guess is not valid: search, as NumPyro does
         if concrete and same is not None:
             check_copies(float(same[0]), float(same[1]), functions.subsampled)
@@ -186,15 +195,25 @@ class StartMixin:
             importance = (None, adapt_state.importance, RUNS)[int(choice[1])]
             adapt_state = adapt_state._replace(control=control, importance=importance)
             state = state._replace(adapt_state=adapt_state)
-        if concrete and not jnp.all(jnp.isfinite(energy)):
+        if concrete and not np.all(np.isfinite(energy)):
             if self._reference is not None:
                 raise ValueError(
                     f"`reference`: the potential energy at its centre is {energy}; "
                     "start elsewhere with `init_params`, or give another reference."
                 )
             # Not compiled, NumPyro explains which site is at fault.
-            new_params(model_args, kwargs)
+            start_key = vmap(lambda key: random.split(key)[1])(rng_key)
+            search(start_key, model_args, kwargs)
         return state
+
+    def _start_numbers(self, source, dim, dtype, rng_key):
+        """Uniform variables for the state of a chain, and words for its batches."""
+        uniform = random.uniform(random.fold_in(rng_key, 0), (2 * dim + 1,), dtype)
+        if source is None:
+            return uniform, None
+        # Of another key: words and uniforms of the same one would be the same.
+        key = random.fold_in(rng_key, 1)
+        return uniform, random.bits(key, (2, source.num_words), jnp.uint32)
 
     def _start_evaluation(self, functions, model_args, kwargs, vmap):
         """From sites to energy and gradient, of all chains."""
@@ -275,19 +294,12 @@ class StartMixin:
             scheme,
             None if self._sticky is None else start_stuck(x),
         )
-        zero, count = jnp.zeros((), dtype), jnp.zeros((), int)
         return PDMPState(
-            i=count,
+            i=jnp.zeros((), int),
             z=z,
             potential_energy=jnp.asarray(energy, dtype),
-            num_grad=count,
-            num_bounces=count,
-            num_refreshments=count,
-            num_proposals=count,
-            num_violations=count,
-            accept_prob=zero + 1,
-            excess=zero,
             diverging=jnp.zeros((), bool),
+            stats=path.stats,
             adapt_state=adapt_state,
             path=path,
             whitened=normal(uniform[dim + 1 :]),  # until the first draw: noise

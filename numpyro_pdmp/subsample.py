@@ -23,7 +23,6 @@ from jax import Array, lax, random
 import jax.numpy as jnp
 
 from numpyro.handlers import seed, substitute, trace
-from numpyro.infer import init_to_uniform
 from numpyro.infer.util import (
     _get_model_transforms,
     _prepare_model_for_potential,
@@ -33,9 +32,15 @@ from numpyro.infer.util import (
     transform_fn,
     unconstrain_fn,
 )
-from numpyro.util import find_stack_level
 from numpyro_pdmp.batch import Batch, Plates
 from numpyro_pdmp.convolutions import fast_in_loops
+from numpyro_pdmp.first_look import (
+    first_look,
+    is_subsampled,
+    plate_frames,
+    validate_plates,
+    warn_of_state,
+)
 from numpyro_pdmp.host_rows import HostRows, recorded_calls
 from numpyro_pdmp.potential import _validate, latent_sites
 from numpyro_pdmp.rows import _indices, with_batch
@@ -51,63 +56,6 @@ SMALL_MODEL, LARGE_MODEL_CHUNK = 1024, 2**10
 def is_small(shapes: Any) -> bool:
     """Whether a model with sites of these shapes is no network to speak of."""
     return sum(a.size for a in jax.tree.leaves(shapes)) <= SMALL_MODEL
-
-
-def _is_subsampled(site: dict) -> bool:
-    if site["type"] != "plate":
-        return False
-    size, subsample_size = site["args"]
-    return subsample_size is not None and subsample_size < size
-
-
-def _prototype_value(site: dict) -> Any:
-    """Values for a first look at a model; any rows will do."""
-    if _is_subsampled(site):
-        with jax.ensure_compile_time_eval():  # NumPy data cannot be indexed by tracers
-            return jnp.arange(site["args"][1], dtype=jnp.int32)
-    return init_to_uniform(site)
-
-
-def _frames(site: dict, plates: Plates) -> dict[str, int]:
-    """Subsampled plates around a site, with their dimensions."""
-    frames = site.get("cond_indep_stack", ())
-    return {frame.name: frame.dim for frame in frames if frame.name in plates}
-
-
-def _validate_plates(trace: dict[str, Any], plates: Plates) -> None:
-    for name, site in trace.items():
-        latent = site["type"] == "sample" and not site["is_observed"]
-        if plates and latent and site["fn"].support.is_discrete:
-            # NumPyro scales the terms of such a sum instead of its logarithm.
-            raise NotImplementedError(
-                f"Discrete latent site '{name}' cannot be summed out in a model with "
-                f"subsampled plates {sorted(plates)}. Write the sum into the model, "
-                "for example as `MixtureSameFamily`, or drop `subsample_size`."
-            )
-        # A parameter with `event_dim` has one value for each row, too.
-        if latent or (site["type"] == "param" and "event_dim" in site["kwargs"]):
-            for plate in _frames(site, plates):
-                size, subsample_size = plates[plate]
-                raise ValueError(
-                    f"Site '{name}' is inside of plate '{plate}' with subsample_size="
-                    f"{subsample_size} of {size}: a mini-batch would leave most of its "
-                    "entries without data. Move it outside of the plate (and index it "
-                    "by the rows if each has its own), or drop `subsample_size`."
-                )
-
-
-def _warn_of_state(trace: dict[str, Any]) -> None:
-    """Networks of Flax and Equinox say nothing themselves."""
-    names = [name for name, site in trace.items() if site["type"] == "mutable"]
-    if names:
-        warnings.warn(
-            f"The model has state, {names}, such as that of batch normalisation or of "
-            "dropout: under MCMC it is frozen, so that a mask is the same for the "
-            "whole run, and statistics of a mini-batch bias the posterior. Use a "
-            "normalisation of each row by itself, such as LayerNorm or "
-            "`numpyro_pdmp.bnn.FilterResponseNorm`, and no dropout.",
-            stacklevel=find_stack_level(),
-        )
 
 
 def as_jax_rows(tree: Any, plates: Plates) -> Any:
@@ -144,16 +92,14 @@ class SubsampledModel(SpreadMixin):
         self.shards, self.sharded = self._find_shards()
         args, kwargs = self.few_arguments
         # The prototype only yields supports and shapes, so its key does not matter.
-        prototype = substitute(
-            seed(model, random.key(0)), substitute_fn=_prototype_value
-        )
-        with recorded_calls() as calls:
+        with recorded_calls() as calls, first_look() as value:
+            prototype = seed(substitute(model, substitute_fn=value), random.key(0))
             self._transforms, self._replay, self._enum, self._trace = (
                 _get_model_transforms(prototype, args, kwargs)
             )
         if self.shards is None:
             self.plates = {
-                k: s["args"] for k, s in self._trace.items() if _is_subsampled(s)
+                k: s["args"] for k, s in self._trace.items() if is_subsampled(s)
             }
         #: what fetches rows of each plate from the host
         self.host_rows: dict[str, list[HostRows]] = {
@@ -162,8 +108,8 @@ class SubsampledModel(SpreadMixin):
             if name in self.plates
         }
         _validate(self._trace)
-        _validate_plates(self._trace, self.plates)
-        _warn_of_state(self._trace)
+        validate_plates(self._trace, self.plates)
+        warn_of_state(self._trace)
         self._args, self._kwargs = as_jax_rows((self._args, self._kwargs), self.plates)
         if self.shards is None:
             warn_of_hidden(jax.tree.leaves((args, kwargs)), self.plates)
@@ -289,7 +235,7 @@ class SubsampledModel(SpreadMixin):
         for name, site in self._trace.items():
             if site["type"] != "deterministic":
                 continue
-            for plate in _frames(site, self.plates):
+            for plate in plate_frames(site, self.plates):
                 if plate in self.sharded:
                     raise ValueError(
                         f"Deterministic site '{name}' is inside of plate '{plate}', "
@@ -315,7 +261,7 @@ class SubsampledModel(SpreadMixin):
         """Plates in groups, such that no site is in plates of two groups."""
         nests: list[set[str]] = [{name} for name in self.plates]
         for site in self._trace.values():
-            around = set(_frames(site, self.plates))
+            around = set(plate_frames(site, self.plates))
             if site["type"] == "sample" and around:
                 joined = [nest for nest in nests if nest & around]
                 nests = [nest for nest in nests if not nest & around]
@@ -403,7 +349,7 @@ class SubsampledModel(SpreadMixin):
             energy = -sum(map(jnp.sum, log_probs.values()), start=jnp.zeros(()))
             rows = {name: jnp.zeros(len(_indices(batch[name]))) for name in self.plates}
             for name, log_prob in log_probs.items():
-                for plate, dim in _frames(trace[name], self.plates).items():
+                for plate, dim in plate_frames(trace[name], self.plates).items():
                     by_row = jnp.moveaxis(log_prob, dim, 0)
                     rows[plate] -= jnp.sum(by_row, axis=range(1, by_row.ndim))
             return energy, rows

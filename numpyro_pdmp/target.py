@@ -27,6 +27,7 @@ from numpyro_pdmp.potential import ModelFunctions, gradient_fn
 from numpyro_pdmp.process.batches import (
     BatchSource,
 )
+from numpyro_pdmp.products import chains_first
 from numpyro_pdmp.shards import shard_draws
 from numpyro_pdmp.subsample import (
     SubsampledModel,
@@ -99,7 +100,7 @@ def make_target(
         grad_fn = gradient_fn(potential_fn, forward_mode, hard_walls)
         if functions.shapes is not None and not is_small(functions.shapes):
             grad_fn = fast_in_loops(grad_fn)
-        return Target(grad_fn, potential_fn, None)
+        return Target(chains_first(grad_fn), potential_fn, None)
     grad = jax.jacfwd if forward_mode else jax.grad
     plates = model.draw_plates()
     if model.shards is not None and batching == "epoch":

@@ -33,7 +33,6 @@ from numpyro_pdmp.moments import (
     autocorrelations,
     renew_scale,
     update_moments,
-    zero_moments,
 )
 from numpyro_pdmp.process.events import EventTime, Tuning
 from numpyro_pdmp.process.path import (
@@ -52,6 +51,9 @@ FIRST_WINDOW = 50
 #: how far one violation raises the logarithm of the offset, before the final phase
 #: and in it
 GAIN, FINAL_GAIN = 0.3, 0.1
+#: how much a draw counts that was cut off: it is at a place where gradients were needed
+#: and not at a given time, so it only matters where there is nothing else
+INCOMPLETE = 1 / 32
 #: a tuned draw time makes successive draws of the slowest coordinate this correlated
 DRAW_CORRELATION = 0.5
 #: but no longer than this many gradients take, unless the first draw time does
@@ -81,6 +83,7 @@ class Draw(NamedTuple):
     mean: Array  # (d,) position that counts for the moments
     within: Array  # (d,) variance about it
     weight: Array  # () how much it counts
+    complete: Array  # () whether it was not cut off
     elapsed: Array  # () process time
     stats: Stats
     num_moving: Array | None = None  # () coordinates that are not frozen, if sticky
@@ -130,19 +133,20 @@ def draw_moments(
     scales settle where they fit the time in which a coordinate moves, and those of one
     that never does stay as they are.
     """
-    one, within = jnp.ones((), z.dtype), jnp.zeros_like(z)
+    complete, within = stats.num_cut_off == 0, jnp.zeros_like(z)
     num_moving = None
     if frozen is not None:
         z, within = jnp.where(frozen, 0, z), frozen.astype(z.dtype)
         num_moving = jnp.sum(~frozen, dtype=z.dtype)
     if sums is None:
-        return Draw(z, z, within, one, elapsed, stats, num_moving)
+        weight = jnp.where(complete, 1, INCOMPLETE).astype(z.dtype)
+        return Draw(z, z, within, weight, complete, elapsed, stats, num_moving)
     time, mean, square = sums
     moved = time > 0
     mean, square = (x / jnp.where(moved, time, 1) for x in (mean, square))
     within = jnp.maximum(square - mean**2, 0)
     mean, within = jnp.where(moved, mean, z), jnp.where(moved, within, 0)
-    return Draw(z, mean, within, time[0], elapsed, stats, num_moving)
+    return Draw(z, mean, within, time[0], complete, elapsed, stats, num_moving)
 
 
 def in_moment_units(scale: AnyScale, z: Array) -> Array:
@@ -192,8 +196,8 @@ def tune(
         jnp.where(i >= state.window_ends[-1], FINAL_GAIN, GAIN),
     )
     logs = jnp.log(jnp.stack([jnp.e + 0 * tuning.window, *tuning]))
-    # Of the last window alone, also where nothing else is renewed at its beginning.
-    averages = jnp.where(jnp.any(state.window_ends == i), 0, state.averages)
+    begins = jnp.any(state.window_ends == i)  # another window
+    averages = jnp.where(begins, 0, state.averages)
     averages = averages + jnp.where(jnp.isfinite(logs), logs, 0)
     _, window, offset = jnp.exp(averages / averages[0])
     frozen = Tuning(
@@ -206,13 +210,17 @@ def tune(
     if not moments:
         return state
     units = jax.vmap(lambda z: in_moment_units(state.scale, z))
+    moments_so_far = jax.tree.map(
+        lambda a: jnp.where(begins, jnp.zeros_like(a), a), state.moments
+    )
     new = update_moments(
-        state.moments,
+        moments_so_far,
         units(draws.z),
         units(last),
         units(draws.mean),
         draws.within,
         draws.weight,
+        draws.complete,
         stats.num_refreshments,
         stats.num_grad,
     )
@@ -228,7 +236,7 @@ def renew(
     mask: np.ndarray | None,
     refreshes: bool,
 ) -> AdaptState:
-    """At the end of a window: new coordinates and draw time; begin another window.
+    """At the end of a window: new coordinates and draw time.
 
     The first window only settles: its moments are forgotten.
     """
@@ -243,18 +251,17 @@ def renew(
         rho = jnp.clip(jnp.max(autocorrelations(state.moments)), 0.01, 0.99)
         factor = jnp.log(DRAW_CORRELATION) / jnp.log(rho)
         num_grad = state.moments.num_grad / jnp.maximum(state.moments.pairs, 1)
-        factor = jnp.minimum(factor, DRAW_GRAD / jnp.maximum(num_grad, 1))
-        draw_time = state.draw_time * jnp.clip(factor, 0.25, 4)
-        draw_time = jnp.maximum(draw_time, base_draw_time)
+        affordable = DRAW_GRAD / jnp.maximum(num_grad, 1)
+        factor = jnp.clip(jnp.minimum(factor, affordable), 0.25, 4)
+        # In later windows draws may be closer than those of the sampling, lest they be
+        # cut off: else chains where gradients are dear would tell less than others.
+        closest = jnp.minimum(base_draw_time, state.draw_time * affordable)
+        closest = jnp.where(i + 1 == ends[-1], base_draw_time, closest)
+        draw_time = jnp.maximum(state.draw_time * factor, closest)
         enough = ~forget & (state.moments.pairs > 20)
         draw_time = jnp.where(enough, draw_time, state.draw_time)
         state = state._replace(draw_time=draw_time.astype(state.draw_time.dtype))
-    return state._replace(
-        moments=zero_moments(
-            state.scale, len(state.moments.rows), state.moments.moving is not None
-        ),
-        averages=jnp.zeros_like(state.averages),
-    )
+    return state
 
 
 def tune_envelope(

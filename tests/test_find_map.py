@@ -168,6 +168,12 @@ def test_data_used_for_control_flow():
         assert call(1.0) == (3 if sign > 0 else -1)
 
 
+def test_unknown_compiler_options_are_left_out():
+    options = {"xla_of_another_version": True}
+    call = jit_arrays(lambda x, y: x + y, jnp.ones(3), compiler_options=options)
+    np.testing.assert_array_equal(call(2.0), np.full(3, 3.0))
+
+
 def test_bad_start():
     def model():
         x = numpyro.sample("x", dist.Normal(0, 1))

@@ -16,6 +16,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 from numpyro_pdmp import BPS, Boomerang
+from numpyro_pdmp.products import chains_first
 
 NUM_DATA, DIM, NUM_CHAINS = 509, 7, 4
 
@@ -71,6 +72,41 @@ def test_one_gradient_an_iteration(sample_and_state):
     assert sum(bodies) == 2  # there and back
 
 
+def test_products_have_chains_first(sample_and_state):
+    sample, state = sample_and_state
+    jaxpr = jax.make_jaxpr(sample)(state).jaxpr
+    shapes = [
+        eqn.outvars[0].aval.shape
+        for eqn in equations(jaxpr)
+        if eqn.primitive.name == "dot_general"
+    ]
+    assert (NUM_CHAINS, NUM_DATA) in shapes and (NUM_DATA, NUM_CHAINS) not in shapes
+
+
+def test_turned_products_are_the_same(data):
+    x, y = data
+
+    def potential(beta, x):
+        logits = jax.jit(jnp.matmul)(x, beta) + x[0] @ beta
+        scaled = jnp.outer(beta, beta) @ beta  # both factors are the chain's
+        return jnp.sum(jax.nn.softplus(logits) - y * logits) + scaled @ beta
+
+    beta = random.normal(random.key(0), (NUM_CHAINS, DIM))
+    for fn in (potential, jax.grad(potential), jax.grad(chains_first(potential))):
+        for mapped in (0, None), (0, 0):
+            given = x if mapped[1] is None else jnp.stack(NUM_CHAINS * [x])
+            expected = jax.vmap(fn, mapped)(beta, given)
+            found = jax.vmap(chains_first(fn), mapped)(beta, given)
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+    # In forward mode, as the slopes of rates are had.
+    gradient = jax.grad(potential)
+    expected, found = (
+        jax.vmap(lambda b, fn=fn: jax.linearize(lambda b: fn(b, x), b)[1](b))(beta)
+        for fn in (gradient, chains_first(gradient))
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
 def test_operations_of_an_iteration(sample_and_state):
     sample, state = sample_and_state
     text = sample.lower(state).compile().as_text()
@@ -81,6 +117,17 @@ def test_operations_of_an_iteration(sample_and_state):
     body = text[start : text.index("\n}", start)]
     kernels = len(re.findall(r" (?:fusion|copy|custom-call|dot)\(", body))
     assert kernels <= 95, "on CPU each of them costs a tenth of a microsecond"
+
+
+def test_start_is_one_program(data, caplog):
+    """No generator is compiled by itself, nor is anything looked at by JAX."""
+    keys = random.split(random.key(0), NUM_CHAINS)
+    jax.clear_caches()
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        Boomerang(model).init(keys, 20, None, data, {})
+    names = re.findall(r"Finished XLA compilation of jit\((\w+)\)", caplog.text)
+    assert names.count("of_arrays") == 1
+    assert not {"_uniform", "_threefry_split", "_threefry_fold_in"} & set(names)
 
 
 def test_gradients_of_a_draw(data):

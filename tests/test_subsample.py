@@ -362,6 +362,43 @@ def test_latent_site_in_subsampled_plate():
         SubsampledModel(model)
 
 
+ROWS = jnp.arange(20.0)
+
+
+@pytest.mark.parametrize(
+    "size, taken, message",
+    [
+        (5, ("x",), "Site 'y' has 20 observations inside of plate 'data', which takes"),
+        (5, ("y",), "broadcast"),
+        (50, (), "subsample_size=50, but only 20 rows"),
+    ],
+)
+def test_rows_that_were_not_taken(size, taken, message):
+    """The mistakes that are made first say what to do."""
+
+    def model(x, y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", 20, subsample_size=size):
+            x = numpyro.subsample(x, event_dim=0) if "x" in taken else x
+            y = numpyro.subsample(y, event_dim=0) if "y" in taken else y
+            numpyro.sample("y", dist.Normal(mu * x, 1), obs=y)
+
+    with pytest.raises(ValueError, match=message) as error:
+        SubsampledModel(model, (ROWS, ROWS))
+    if size < 20:
+        assert "docs/subsampling.md" in "".join(error.value.__notes__)
+
+
+def test_one_observation_for_all_rows():
+    def model(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", 20, subsample_size=5):
+            x = numpyro.subsample(x, event_dim=0)
+            numpyro.sample("y", dist.Normal(mu * x, 1), obs=0.0)
+
+    assert SubsampledModel(model, (ROWS,)).plates == {"data": (20, 5)}
+
+
 def test_discrete_latent_site_with_subsampled_plate():
     def model():
         b = numpyro.sample("b", dist.Normal())

@@ -12,8 +12,10 @@ from numpyro.infer import MCMC
 from numpyro_pdmp import BPS, Boomerang, ZigZag
 from numpyro_pdmp.descent import find_mode, find_start
 from numpyro_pdmp.moments import renew_scale, update_moments, zero_moments
+from numpyro_pdmp.process.path import read_output, start_path
+from numpyro_pdmp.process.samplers import BouncyParticle
 from numpyro_pdmp.process.scale import Scale
-from numpyro_pdmp.warmup import window_ends
+from numpyro_pdmp.warmup import draw_moments, window_ends
 
 KERNELS = (BPS, Boomerang, ZigZag)
 
@@ -82,6 +84,25 @@ def test_update_moments_against_numpy(dense):
     assert moments.num == 50
     np.testing.assert_allclose(moments.mean, np.mean(draws, 0), rtol=1e-5)
     np.testing.assert_allclose(moments.m2 / moments.num, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_draws_that_were_cut_off_count_little():
+    """They are where gradients were needed, and not at a given time."""
+    sampler, z = BouncyParticle(), jnp.zeros(2)
+    path = start_path(random.key(0), z, jnp.ones(2), sampler, 9.0, t_output=1.5)
+    path = path._replace(t_from=jnp.asarray(1.0))
+    path, place = read_output(path, sampler, 2.0)
+    np.testing.assert_allclose(place, 1)
+    assert path.t_output == 1.5  # still waits for it
+    path, place = read_output(path._replace(t_from=jnp.asarray(2.0)), sampler, 2.0)
+    np.testing.assert_allclose(place, 1.5)
+    assert path.t_output == 3.5
+    cut_off = path.stats.with_cut_off(jnp.asarray(True))
+    weights = [
+        draw_moments(z, None, path.t_output, stats).weight
+        for stats in (path.stats, cut_off)
+    ]
+    assert weights[0] == 1 and weights[1] < 0.05
 
 
 def test_renewed_scale_ignores_noise():

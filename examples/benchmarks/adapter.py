@@ -149,16 +149,15 @@ def run_numpyro(name, target, args):
     from numpyro.infer import MCMC
 
     started = clock()
-    _, data, field, start = numpyro_kernel(name, target, args)
+    kernel, data, field, start = numpyro_kernel(name, target, args)
     num_chains = 1 if name == "hmcecs" else args.num_chains  # not vectorised
-    keys = random.split(random.key(args.seed), num_chains)
     if target.rows is None:
         start = 0.1 * random.normal(random.key(1), (num_chains, target.dim))
         start = start[0] if num_chains == 1 else start
 
     def new_mcmc(num):
         return MCMC(
-            numpyro_kernel(name, target, args)[0],
+            kernel,
             num_warmup=args.num_warmup,
             num_samples=num,
             num_chains=num_chains,
@@ -167,7 +166,6 @@ def run_numpyro(name, target, args):
         )
 
     mcmc = new_mcmc(50)
-    kernel = mcmc.sampler
     mcmc.run(random.key(args.seed), *data, init_params=start)
     state = jax.block_until_ready(mcmc.last_state)
     begin = clock()
@@ -179,12 +177,8 @@ def run_numpyro(name, target, args):
     compiled = clock() - begin
     time_of_draw = per_draw(loop, state, args.budget)
     mcmc = new_mcmc(num_draws(time_of_draw, args))
-    mcmc.run(
-        keys[0] if num_chains == 1 else random.key(args.seed),
-        *data,
-        init_params=start,
-        extra_fields=(field,),
-    )
+    mcmc.post_warmup_state = state
+    mcmc.run(state.rng_key, *data, extra_fields=(field,))
     draws = mcmc.get_samples(group_by_chain=True)
     draws = draws["beta"] if isinstance(draws, dict) else draws
     gradients = np.asarray(mcmc.get_extra_fields(group_by_chain=True)[field], float)
@@ -314,10 +308,12 @@ def run_pdmp_jax(name, target, args):
     started = clock()
     dtype = jnp.float64 if args.x64 else jnp.float32
     center = jnp.asarray(args.mean, dtype)
-    factor = jnp.asarray(np.linalg.cholesky(args.covariance), dtype)
+    factor = np.linalg.cholesky(args.covariance)
+    diagonal = np.array_equal(factor, np.diag(np.diag(factor)))
+    factor = jnp.asarray(np.diag(factor) if diagonal else factor, dtype)
 
     def potential(z):
-        return target.potential(center + factor @ z)
+        return target.potential(center + (factor * z if diagonal else factor @ z))
 
     types = {
         "pj-zigzag": pdmp_jax.ZigZag,
@@ -349,10 +345,10 @@ def run_pdmp_jax(name, target, args):
         return jax.jit(over(lambda seed: chain(num, seed)))
 
     # Chains together or one after the other, whichever is faster.
-    pilot = {}
+    pilot, num = {}, 20 if is_large(target) else 300
     for mapped in (True, False):
-        fn = runner(300, mapped).lower(seeds).compile()
-        pilot[mapped] = min(seconds(fn, seeds)[0] for _ in range(2)) / 300
+        fn = runner(num, mapped).lower(seeds).compile()
+        pilot[mapped] = min(seconds(fn, seeds)[0] for _ in range(2)) / num
     mapped = min(pilot, key=pilot.get)
     num = int(np.clip(args.budget / pilot[mapped], args.min_draws, 200_000))
     begin = clock()
@@ -368,7 +364,8 @@ def run_pdmp_jax(name, target, args):
     keep = np.asarray(z)[:, burn:]
     # As many draws as the others have; events are close to each other.
     thin = max(1, keep.shape[1] // args.max_draws)
-    x = np.asarray(center) + keep[:, ::thin] @ np.asarray(factor).T
+    keep, factor = keep[:, ::thin], np.asarray(factor)
+    x = np.asarray(center) + (keep * factor if diagonal else keep @ factor.T)
     return Result(
         draws=x,
         seconds_a_draw=time_of_event * thin,

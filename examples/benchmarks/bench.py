@@ -9,12 +9,16 @@ and ``bench.md`` to ``--output``; with ``--docs FILE`` also between the marks in
 
     python examples/benchmarks/bench.py --quick
     python examples/benchmarks/bench.py --targets logistic-1000 --samplers bps nuts
+
+Results are written after every run. ``--resume`` leaves out what is there already, so a
+run that was interrupted goes on where it stopped.
 """
 
 import argparse
 import json
 import os
 from pathlib import Path
+import resource
 import subprocess
 import sys
 import tempfile
@@ -160,6 +164,12 @@ def metrics(result, x, known):
     }
 
 
+def cpu_seconds():
+    """Of all processes that were started and are done."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def run(sampler, target, args, known):
     python = interpreter(sampler, args.envs)
     base = {"sampler": sampler, "target": target}
@@ -172,7 +182,7 @@ def run(sampler, target, args, known):
         command += ["--budget", args.budget, "--max-draws", args.max_draws]
         command += ["--seed", args.seed, "--clock", args.clock]
         env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-        start = time.perf_counter()
+        start, used = time.perf_counter(), cpu_seconds()
         try:
             done = subprocess.run(
                 [str(part) for part in command],
@@ -188,6 +198,7 @@ def run(sampler, target, args, known):
             return base | {"failed": lines[-1][:200]}
         result = json.loads(done.stdout.splitlines()[-1])
         result["process_seconds"] = time.perf_counter() - start
+        result["process_cpu_seconds"] = cpu_seconds() - used
         with np.load(out) as draws, np.load(known) as file:
             return result | metrics(result, draws["x"], dict(file))
 
@@ -249,7 +260,22 @@ def markdown(results):
     )
 
 
+def in_order(results):
+    """Ours first, and targets as they are listed, whenever each was run."""
+    samplers = list(dict.fromkeys((*FULL, *BATCHES)))
+    targets = list(TARGETS)
+
+    def place(result):
+        sampler = result["sampler"]
+        known = sampler in samplers
+        at = samplers.index(sampler) if known else len(samplers)
+        return targets.index(result["target"]), at
+
+    return sorted(results, key=place)
+
+
 def write(results, args):
+    results = in_order(results)
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "bench.json").write_text(json.dumps(results, indent=1) + "\n")
     text = markdown(results)
@@ -275,15 +301,18 @@ def main(args):
         if args.quick:
             default = [s for s in default if s in QUICK]
         for sampler in args.samplers or default:
-            result = run(sampler, target, args, known)
             same = (sampler, target)
+            there = any((r["sampler"], r["target"]) == same for r in results)
+            if args.resume and there:
+                continue
+            result = run(sampler, target, args, known)
             results = [r for r in results if (r["sampler"], r["target"]) != same]
             results.append(result)
             rate = result.get("min_ess_a_second", float("nan"))
             note = result.get("failed", f"{rate:.4g} effective draws a second")
             print(f"{target} {sampler}: {note}", file=sys.stderr, flush=True)
             write(results, args)
-    print(markdown(results))
+    print(markdown(in_order(results)))
 
 
 if __name__ == "__main__":
@@ -295,6 +324,7 @@ if __name__ == "__main__":
     parser.add_argument("--envs", type=Path, default=cache / "numpyro_pdmp-bench")
     parser.add_argument("--output", type=Path, default=Path("bench-results"))
     parser.add_argument("--keep", action="store_true", help="results that are there")
+    parser.add_argument("--resume", action="store_true", help="run only what is not")
     parser.add_argument("--render", action="store_true", help="only write the tables")
     parser.add_argument("--docs", type=Path, help="page with marks to write between")
     parser.add_argument("--budget", type=float, help="seconds of sampling of a run")
@@ -304,7 +334,7 @@ if __name__ == "__main__":
     clock = "of a busy machine: CPU seconds of all threads, rather than the wall's"
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=clock)
     args = parser.parse_args()
-    args.keep |= args.render
+    args.keep |= args.render or args.resume
     if args.budget is None:
         args.budget = 2.0 if args.quick else 5.0
     main(args)

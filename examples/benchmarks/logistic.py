@@ -90,6 +90,9 @@ def main(args):
             model, dense_mass=True, potential_energy=False
         ),
     }
+    if args.kernels:  # and those that all are compared with
+        names = {"NUTS", "NUTS dense", *args.kernels}
+        kernels = {k: v for k, v in kernels.items() if k in names}
     # Twice, since the first of all pays for what all share.
     compiling = {}
     for _ in range(2):
@@ -172,6 +175,7 @@ def main(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernels", nargs="*", help="beside NUTS; default all")
     parser.add_argument("--num-data", type=int, default=1000)
     parser.add_argument("--dim", type=int, default=25)
     parser.add_argument("--num-chains", type=int, default=4)

@@ -29,17 +29,14 @@ from numpyro_pdmp.process.samplers import Sampler
 
 
 class Queue(NamedTuple):
-    """Draws of one chain that have not been asked for yet, the next one first."""
+    """Draws of one chain that have not been asked for yet.
+
+    A ring: the place of draw ``i`` is the remainder of ``i`` by the capacity.
+    """
 
     z: Array  # (capacity, d)
     stats: Stats  # of each draw, with a leading axis
-    cut_off: Array  # (capacity,) whether it took too many gradients
     num: Array  # () how many there are
-
-
-def _queue(entries: Any, num: Array) -> Queue:
-    z, stats, cut_off = entries
-    return Queue(z, stats, cut_off, num)
 
 
 def empty_queue(path: Path, capacity: int) -> Queue:
@@ -47,7 +44,7 @@ def empty_queue(path: Path, capacity: int) -> Queue:
     z, stats = jax.tree.map(
         lambda a: jnp.zeros((capacity, *a.shape), a.dtype), (path.z, path.stats)
     )
-    return Queue(z, stats, jnp.zeros(capacity, bool), jnp.zeros((), int))
+    return Queue(z, stats, jnp.zeros((), int))
 
 
 def tick_ahead(
@@ -56,6 +53,7 @@ def tick_ahead(
     draw_time: ArrayLike,
     max_grad: ArrayLike,
     capacity: ArrayLike,
+    number: Array,
     path: Path,
     numbers: Any,
     queue: Queue,
@@ -67,6 +65,7 @@ def tick_ahead(
     :param draw_time: process time between draws.
     :param max_grad: bound on the gradients of a draw.
     :param capacity: how many draws the queue may hold, at most its size.
+    :param number: of the draw that is asked for next.
     :param path: the chain.
     :param numbers: random numbers of its next tick.
     :param queue: its draws.
@@ -85,14 +84,17 @@ def tick_ahead(
     cut_off = ~has_output(path)
     ready = room & (~cut_off | (path.stats.num_grad >= max_grad))
     read, z = read_output(path, sampler, draw_time)
-    place = ready & (jnp.arange(len(queue.z)) == queue.num)
+    size = len(queue.z)
+    place = ready & (jnp.arange(size) == (number + queue.num) % size)
 
     def put(entries, value):
         mask = place.reshape(-1, *(1 for _ in value.shape))
         return jnp.where(mask, value, entries)
 
-    entries = jax.tree.map(put, queue[:3], (z, path.stats, cut_off))
-    queue = _queue(entries, queue.num + ready)
+    counted = path.stats.with_cut_off(cut_off)
+    queue = Queue(
+        put(queue.z, z), jax.tree.map(put, queue.stats, counted), queue.num + ready
+    )
     stats = jax.tree.map(
         lambda new, old: jnp.where(ready, new, old), reset_stats(path).stats, path.stats
     )
@@ -101,8 +103,8 @@ def tick_ahead(
     return path, numbers, queue, ticks, elapsed
 
 
-def take_first(queue: Queue) -> tuple[Queue, Array, Stats, Array]:
-    """The next draw, its statistics and whether it was cut off; the queue moves up."""
-    first = jax.tree.map(lambda a: a[0], queue[:3])
-    rest = jax.tree.map(lambda a: jnp.roll(a, -1, 0), queue[:3])
-    return _queue(rest, queue.num - 1), *first
+def take_first(queue: Queue, number: Array) -> tuple[Queue, Array, Stats]:
+    """Draw ``number``, which is the next one, and its statistics."""
+    place = number % len(queue.z)
+    z, stats = jax.tree.map(lambda a: a[place], queue[:2])
+    return queue._replace(num=queue.num - 1), z, stats

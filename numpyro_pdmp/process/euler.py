@@ -4,7 +4,6 @@
 """Frozen rates: a path without envelopes, biased by its step."""
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 from jax import Array
@@ -14,13 +13,12 @@ from numpyro_pdmp.process.batches import BatchSource, batch_arguments
 from numpyro_pdmp.process.path import (
     BOUNCE,
     NO_EVENT,
-    RATIO_BINS,
     REFRESH,
     REVERSAL,
     Path,
     Stats,
 )
-from numpyro_pdmp.process.randomness import Numbers, draw_uniform, exponential, normal
+from numpyro_pdmp.process.randomness import Recipe, exponential, normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
 
@@ -51,16 +49,15 @@ def make_euler_tick(
     """
     num_words = 0 if source is None else source.num_words
 
-    def draw(path: Path, rng_key: Array) -> Numbers:
+    def recipe(path: Path) -> Recipe:
         num = 1 + path.rate.size + path.z.size
-        return draw_uniform(rng_key, num, path.z.dtype, num_words)
+        return Recipe(num, path.z.dtype, num_words)
 
-    def tick(path: Path, numbers: Numbers) -> tuple[Path, Numbers]:
+    def tick(path: Path, block: Array) -> tuple[Path, Array]:
         k = path.rate.size
-        rng_key, uniform, words = numbers
-        draw_next = partial(draw, path)
+        rng_key, uniform, words = recipe(path).read(block, path.rng_key)
         batches, batch = batch_arguments(
-            source, path.batches, words, rng_key, draw_next
+            source, path.batches, words, rng_key, recipe(path).numbers
         )
         gradient = grad_fn(scale.position(path.z), *batch)
         gradient = sampler.energy_gradient(path.z, scale.gradient(gradient))
@@ -83,7 +80,7 @@ def make_euler_tick(
 
         counted = [1, bounces, refreshes, bounces, 0, finite & ~bounces, ~finite]
         counts = jnp.stack([jnp.asarray(c).astype(int) for c in counted])
-        counts = jnp.pad(counts, (0, RATIO_BINS))
+        counts = jnp.pad(counts, (0, path.stats.counts.size - counts.size))
         sums = jnp.stack([bounces, jnp.zeros((), bool)]).astype(path.z.dtype)
         event = jnp.where(refreshes, REFRESH, NO_EVENT)
         event = jnp.where(bounces, BOUNCE, event)
@@ -106,6 +103,6 @@ def make_euler_tick(
             batches=batches,
             stats=stats,
         )
-        return path, draw_next(rng_key)
+        return path, recipe(path).draw(rng_key)
 
-    return (lambda path: draw(path, path.rng_key)), tick
+    return (lambda path: recipe(path).draw(path.rng_key)), tick

@@ -25,7 +25,6 @@ look-ahead serves both sides of it.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -52,12 +51,17 @@ from numpyro_pdmp.process.path import (
     Path,
     Stats,
 )
-from numpyro_pdmp.process.randomness import Numbers, draw_uniform, exponential, normal
+from numpyro_pdmp.process.randomness import Recipe, exponential, normal
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.process.scale import Scale
 from numpyro_pdmp.process.sticky import Sticky, Stuck, later
 
 GradFn = Callable[..., Array]
+
+
+def pick(array: Array, index: Array) -> Array:
+    """An entry; of a single one without a gather, which would take time to compile."""
+    return array[0] if array.size == 1 else array[index]
 
 
 class Tick(NamedTuple):
@@ -67,8 +71,8 @@ class Tick(NamedTuple):
     fuse the generator into each of the many operations that use one of them.
     """
 
-    draw: Callable[[Path], Numbers]  # of the next tick, from the path's key
-    step: Callable[[Path, Numbers], tuple[Path, Numbers]]
+    draw: Callable[[Path], Array]  # of the next tick, from the path's key
+    step: Callable[[Path, Array], tuple[Path, Array]]
 
     def __call__(self, path: Path) -> Path:
         """One tick by itself."""
@@ -115,18 +119,17 @@ def make_tick(
     num_words = 0 if source is None else source.num_words
     sticky = None if kappa is None else Sticky(kappa, sampler, scale)
 
-    def draw(path: Path, rng_key: Array) -> Numbers:
+    def recipe(path: Path) -> Recipe:
         d, k = path.z.size, path.rate.size
         # `noise` serves the jump or the refreshment: a tick has at most one of them.
         num = 4 + k + d + (0 if sticky is None else 2)
-        return draw_uniform(rng_key, num, path.z.dtype, num_words)
+        return Recipe(num, path.z.dtype, num_words)
 
-    def tick(path: Path, numbers: Numbers) -> tuple[Path, Numbers]:
+    def tick(path: Path, block: Array) -> tuple[Path, Array]:
         d, k = path.z.size, path.rate.size
-        rng_key, uniform, words = numbers
-        draw_next = partial(draw, path)
+        rng_key, uniform, words = recipe(path).read(block, path.rng_key)
         batches, batch = batch_arguments(
-            source, path.batches, words, rng_key, draw_next
+            source, path.batches, words, rng_key, recipe(path).numbers
         )
 
         def energy_gradient(z):
@@ -188,8 +191,8 @@ def make_tick(
         proposal = finite & (kind == PROPOSAL)
         end = finite & (kind == END)
         bound = clamped_line(path.envelope.value, path.envelope.slope, t_next)
-        bound = bound[path.which] + path.envelope.offset
-        true = jnp.maximum(rate1[path.which], 0)
+        bound = pick(bound, path.which) + path.envelope.offset
+        true = jnp.maximum(pick(rate1, path.which), 0)
         ratio = true / jnp.where(bound > 0, bound, 1)
         accepted = proposal & (u_accept * bound < true) & (ratio <= scheme.max_ratio)
         refreshed_here = end & (t_refresh <= t_next)
@@ -278,7 +281,7 @@ def make_tick(
             )
         arrivals = line_arrival(envelope.value, envelope.slope, e_arrival)
         index = jnp.argmin(arrivals)
-        arrival = arrivals[index]
+        arrival = pick(arrivals, index)
         # The constant part of the envelope is a process of its own.
         other = exponential(u_offset, num_rates * envelope.offset)
         if sticky is None:
@@ -316,7 +319,8 @@ def make_tick(
         violated = proposal & (true > tolerance * bound)
         at_horizon, refreshes = known_end | end, refreshed | refreshed_here
         bins = jnp.minimum((10 * ratio).astype(int), RATIO_BINS - 1)
-        in_bin = proposal & (jnp.arange(RATIO_BINS) == bins)
+        # The first one is no bin, but the count of draws that were cut off.
+        in_bin = proposal & (jnp.arange(-1, RATIO_BINS) == bins)
         counts = jnp.stack(
             [
                 jnp.ones((), bool),
@@ -369,6 +373,6 @@ def make_tick(
             stats=stats,
             memory=known.memory,
         )
-        return path, draw_next(rng_key)
+        return path, recipe(path).draw(rng_key)
 
-    return Tick(lambda path: draw(path, path.rng_key), tick)
+    return Tick(lambda path: recipe(path).draw(path.rng_key), tick)

@@ -18,6 +18,8 @@ from numpyro_pdmp.process.sticky import MovingPart, Stuck
 START, AHEAD, PROPOSAL, END, KNOWN_END, WALL = range(6)
 NO_EVENT, BOUNCE, REFRESH, REVERSAL, STICKY = range(5)
 
+#: counts beside the bins
+NUM_COUNTS = 8
 #: bins of the acceptance ratio: twenty over 0..2 and one above
 RATIO_BINS = 21
 
@@ -28,7 +30,7 @@ class Stats(NamedTuple):
     Kept in two arrays, since on CPU every array of the loop's state costs time.
     """
 
-    counts: Array  # (7 + RATIO_BINS,)
+    counts: Array  # (NUM_COUNTS + RATIO_BINS,)
     sums: Array  # (2,)
 
     @property
@@ -67,9 +69,14 @@ class Stats(NamedTuple):
         return self.counts[..., 6]
 
     @property
+    def num_cut_off(self) -> Array:
+        """Draws that took too many gradients."""
+        return self.counts[..., 7]
+
+    @property
     def ratio_histogram(self) -> Array:
         """Counts of rate / envelope in ``RATIO_BINS`` bins."""
-        return self.counts[..., 7:]
+        return self.counts[..., NUM_COUNTS:]
 
     @property
     def sum_ratio(self) -> Array:
@@ -80,6 +87,11 @@ class Stats(NamedTuple):
     def sum_excess(self) -> Array:
         """Sum of rate / envelope - 1 over violations."""
         return self.sums[..., 1]
+
+    def with_cut_off(self, cut_off: Array) -> "Stats":
+        """With a draw that was cut off, or not."""
+        here = jnp.arange(self.counts.size) == 7
+        return self._replace(counts=self.counts + (here & cut_off))
 
 
 class Path(NamedTuple):
@@ -132,10 +144,15 @@ def _on_stretch(path: Path, sampler: Sampler, time: Array) -> tuple[Array, Array
 def read_output(
     path: Path, sampler: Sampler, draw_time: ArrayLike
 ) -> tuple[Path, Array]:
-    """The next draw, or the anchor where that is not settled; and wait for another."""
+    """The next draw, and wait for another.
+
+    Where that is not settled, the anchor, and go on waiting: draws are at times that do
+    not depend on the path.
+    """
     time = jnp.minimum(path.t_output, path.t_from)
     z, _ = _on_stretch(path, sampler, time)
-    return path._replace(t_output=time + jnp.asarray(draw_time, time.dtype)), z
+    later = path.t_output + jnp.asarray(draw_time, time.dtype)
+    return path._replace(t_output=jnp.where(has_output(path), later, path.t_output)), z
 
 
 def start_path(
@@ -155,7 +172,7 @@ def start_path(
     """
     dtype, k = z.dtype, sampler.num_rates(z.size)
     zero, zeros, count = jnp.zeros((), dtype), jnp.zeros(k, dtype), jnp.zeros((), int)
-    stats = Stats(jnp.zeros(7 + RATIO_BINS, int), jnp.zeros(2, dtype))
+    stats = Stats(jnp.zeros(NUM_COUNTS + RATIO_BINS, int), jnp.zeros(2, dtype))
     memory = None
     if scheme is not None:
         sizes = sampler.event_time(z.size), sampler.rate_size(z.size)

@@ -48,38 +48,65 @@ def threefry_words(key: Array, num: int) -> Array:
     return x ^ y
 
 
+class Recipe(NamedTuple):
+    """How many numbers a tick takes, and of what kind.
+
+    Splitting a key and drawing from one half are two runs of the generator. Here one
+    run yields a block of random words, of which the first make the new key; on small
+    models this saves a good part of a tick, and of its compilation. A loop should
+    carry the block itself: of its parts, XLA would run the generator for each.
+    """
+
+    num: int  # of uniform variables
+    dtype: jnp.dtype  # float32 or float64
+    num_words: int = 0  # of type uint32
+
+    def draw(self, rng_key: Array) -> Array:
+        """The block of a typed or raw key."""
+        data = random.key_data(rng_key) if _is_typed(rng_key) else rng_key
+        size = data.size + self.num_words + self._words * self.num
+        if data.size == 2:  # of JAX's generators, only Threefry has such keys
+            return threefry_words(data, size)
+        return random.bits(rng_key, (size,), jnp.uint32)
+
+    def read(self, block: Array, rng_key: Array) -> Numbers:
+        """What a block of such a key holds."""
+        key_size = block.size - self.num_words - self._words * self.num
+        new_key, raw = block[:key_size], block[key_size : key_size + self.num_words]
+        if _is_typed(rng_key):
+            new_key = random.wrap_key_data(new_key, impl=random.key_impl(rng_key))
+        bits = block[key_size + self.num_words :]
+        if self._words == 1:
+            return Numbers(new_key, (bits >> 9).astype(self.dtype) * 2.0**-23, raw)
+        high, low = (a.astype(jnp.uint64) for a in (bits[: self.num], bits[self.num :]))
+        uniform = ((high << 32 | low) >> 11).astype(self.dtype) * 2.0**-53
+        return Numbers(new_key, uniform, raw)
+
+    def numbers(self, rng_key: Array) -> Numbers:
+        """Both at once."""
+        return self.read(self.draw(rng_key), rng_key)
+
+    @property
+    def _words(self) -> int:
+        """Of 32 bits, in one uniform variable."""
+        return 1 if jnp.finfo(self.dtype).bits <= 32 else 2
+
+
+def _is_typed(rng_key: Array) -> bool:
+    return jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+
+
 def draw_uniform(
     rng_key: Array, num: int, dtype: jnp.dtype, num_words: int = 0
 ) -> Numbers:
     """A new key, ``num`` uniform variables in [0, 1) and raw words from one call.
-
-    Splitting a key and drawing from one half are two runs of the generator. Here one
-    run yields a block of random words, of which the first make the new key; on small
-    models this saves a good part of a tick, and of its compilation.
 
     :param rng_key: a typed or a raw key.
     :param num: how many.
     :param dtype: float32 or float64.
     :param num_words: how many words of type uint32.
     """
-    typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
-    data = random.key_data(rng_key) if typed else rng_key
-    key_size = data.size
-    words = 1 if jnp.finfo(dtype).bits <= 32 else 2
-    size = key_size + num_words + words * num
-    if key_size == 2:  # of JAX's generators, only Threefry has such keys
-        bits = threefry_words(data, size)
-    else:
-        bits = random.bits(rng_key, (size,), jnp.uint32)
-    new_key, raw = bits[:key_size], bits[key_size : key_size + num_words]
-    if typed:
-        new_key = random.wrap_key_data(new_key, impl=random.key_impl(rng_key))
-    bits = bits[key_size + num_words :]
-    if words == 1:
-        return Numbers(new_key, (bits >> 9).astype(dtype) * 2.0**-23, raw)
-    high, low = bits[:num].astype(jnp.uint64), bits[num:].astype(jnp.uint64)
-    uniform = ((high << 32 | low) >> 11).astype(dtype) * 2.0**-53
-    return Numbers(new_key, uniform, raw)
+    return Recipe(num, dtype, num_words).numbers(rng_key)
 
 
 def normal(uniform: Array) -> Array:

@@ -46,7 +46,9 @@ class Scale(NamedTuple):
         """From the sampled variable to whitened coordinates."""
         y = x - self.center
         if self.factor.ndim == 2:
-            return jax.scipy.linalg.solve_triangular(self.factor, y, lower=True)
+            # By its transpose: LAPACK wants columns. Else XLA would keep the factor by
+            # columns wherever a loop carries it, and copy it at each use.
+            return jax.scipy.linalg.solve_triangular(self.factor.T, y, trans="T")
         return y / self.factor
 
     def covariance(self) -> Array:
