@@ -271,7 +271,10 @@ def test_pipeline_on_digits(digits, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [BPS, SigmaBPS, ZigZag])
+@pytest.mark.parametrize(
+    "kernel",
+    [BPS, *(pytest.param(k, marks=pytest.mark.slow) for k in (SigmaBPS, ZigZag))],
+)
 def test_other_kernels_on_digits(kernel, digits):
     model = bnn.categorical(digits[1])
     options = {"inverse_mass_matrix": 1e-4, "center": digits[2].params, **SHORT}

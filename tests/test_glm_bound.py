@@ -207,7 +207,7 @@ def test_centre_at_zero():
     ("kernel", "third", "kind", "subsample_size"),
     [
         (ZigZag, None, "dense", 1),
-        (ZigZag, None, "diagonal", 10),
+        pytest.param(ZigZag, None, "diagonal", 10, marks=pytest.mark.slow),
         (ZigZag, THIRD, "dense", 1),
         (BPS, THIRD, "dense", 10),
     ],

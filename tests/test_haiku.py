@@ -249,6 +249,7 @@ def linear_model(x, y, subsample_size):
             numpyro.sample(f"y_{name}", dist.Normal(net(x)[..., 0], 0.5), obs=y)
 
 
+@pytest.mark.slow  # as `test_pipeline_on_digits`
 def test_subsampled_boomerang():
     """Linear networks, whose posterior is known: the same for all libraries."""
     mcmc = MCMC(

@@ -206,7 +206,9 @@ def test_nothing_of_the_size_of_the_data_in_the_loop():
     assert not large
 
 
-@pytest.mark.parametrize("cross_chain_adapt", [True, False])
+@pytest.mark.parametrize(
+    "cross_chain_adapt", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_control_variates_follow_the_mean(cross_chain_adapt):
     """The log of a scale has its mean elsewhere than its mode."""
 
