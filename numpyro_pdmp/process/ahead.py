@@ -13,7 +13,7 @@ while that is full. Every chain makes the same draws as it would alone.
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
@@ -106,5 +106,7 @@ def tick_ahead(
 def take_first(queue: Queue, number: Array) -> tuple[Queue, Array, Stats]:
     """Draw ``number``, which is the next one, and its statistics."""
     place = number % len(queue.z)
-    z, stats = jax.tree.map(lambda a: a[place], queue[:2])
+    z, stats = jax.tree.map(
+        lambda a: lax.dynamic_index_in_dim(a, place, keepdims=False), queue[:2]
+    )
     return queue._replace(num=queue.num - 1), z, stats
