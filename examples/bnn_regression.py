@@ -15,7 +15,7 @@ mode as preconditioner.
 
 The truth takes long and is kept in a file.
 
-    python examples/bnn_regression.py --truth truth.npz --figure bnn_regression.png
+    python examples/bnn_regression.py --truth truth.npz --seeds 0 1 --figure bnn.png
 """
 
 import argparse
@@ -106,14 +106,75 @@ def nuts(model, network, data, mode, args):
     return {"draws": draws, "num_steps": steps}
 
 
-def variational(model, network, data, mode, args):
+def variational(model, network, data, mode, args, seed):
     guide = AutoNormal(model, init_loc_fn=init_to_value(values=mode.params))
     steps = args.svi_steps
     optimizer = Adam(optax.cosine_decay_schedule(0.01, steps))
     svi = SVI(model, guide, optimizer, Trace_ELBO(num_particles=8))
-    fit = svi.run(random.key(3), steps, *data, progress_bar=False)
-    draws = guide.sample_posterior(random.key(4), fit.params, sample_shape=(1, 4000))
+    fit = svi.run(random.key(3 + seed), steps, *data, progress_bar=False)
+    draws = guide.sample_posterior(
+        random.key(4 + seed), fit.params, sample_shape=(1, 4000)
+    )
     return outputs(draws, network), steps * 8
+
+
+def compare(model, network, data, mode, args, seed):
+    """Outputs and gradients of every method."""
+    results, used = {}, {}
+    key = random.key(2 + seed)
+    kernels = {"BPS": (BPS, {}), "SigmaBPS": (SigmaBPS, {})}
+    # Far from a Gaussian its paths turn often, and more refreshments pay.
+    kernels["Boomerang"] = Boomerang, {"refresh_rate": args.refresh_rate}
+    for name, (kernel, options) in kernels.items():
+        num_warmup, num_samples = args.num_warmup, args.num_samples
+        while True:
+            mcmc = sample(
+                kernel(model, potential_energy=False, **options),
+                key,
+                data,
+                mode,
+                args,
+                num_warmup,
+                num_samples,
+            )
+            spent = mcmc.get_extra_fields()["num_grad"].sum() / args.num_chains
+            used[name] = float(spent)
+            print(
+                f"{name}: {num_samples} draws, {used[name]:.0f} gradients a chain "
+                "after warm-up",
+                flush=True,
+            )
+            # Draws of one sampler cost less than those of another: it has more of them.
+            ratio = max(used.values()) / used[name]
+            if ratio < 1.25:
+                break
+            num_warmup, num_samples = int(ratio * num_warmup), int(ratio * num_samples)
+        results[name] = outputs(mcmc.get_samples(group_by_chain=True), network)
+    budget = int(max(used.values()) * (1 + args.num_warmup / args.num_samples))
+    num_steps = max(1, budget // (args.num_warmup + args.num_samples))
+    total = num_steps * (args.num_warmup + args.num_samples)
+    falling = optax.linear_schedule(1e-5, 0.0, total)
+    for name, options in {
+        "SGLD": {"step_size": falling},
+        "SGLD-ND": {"step_size": 1e-5},
+        "SGLD whitened": {},
+    }.items():
+        kernel = SGLD(model, num_steps=num_steps, **options)
+        mcmc = sample(
+            kernel,
+            key,
+            data,
+            mode,
+            args,
+            args.num_warmup,
+            args.num_samples,
+        )
+        results[name] = outputs(mcmc.get_samples(group_by_chain=True), network)
+        used[name] = num_steps * args.num_samples
+    results["AutoNormal"], used["AutoNormal"] = variational(
+        model, network, data, mode, args, seed
+    )
+    return results, used
 
 
 def main(args):
@@ -149,74 +210,38 @@ def main(args):
         flush=True,
     )
 
-    results, used = {}, {}
-    kernels = {"BPS": (BPS, {}), "SigmaBPS": (SigmaBPS, {})}
-    # Far from a Gaussian its paths turn often, and more refreshments pay.
-    kernels["Boomerang"] = Boomerang, {"refresh_rate": args.refresh_rate}
-    for name, (kernel, options) in kernels.items():
-        num_warmup, num_samples = args.num_warmup, args.num_samples
-        while True:
-            mcmc = sample(
-                kernel(model, potential_energy=False, **options),
-                random.key(2),
-                data,
-                mode,
-                args,
-                num_warmup,
-                num_samples,
-            )
-            spent = mcmc.get_extra_fields()["num_grad"].sum() / args.num_chains
-            used[name] = float(spent)
-            print(
-                f"{name}: {num_samples} draws, {used[name]:.0f} gradients a chain "
-                "after warm-up",
-                flush=True,
-            )
-            # Draws of one sampler cost less than those of another: it has more of them.
-            ratio = max(used.values()) / used[name]
-            if ratio < 1.25:
-                break
-            num_warmup, num_samples = int(ratio * num_warmup), int(ratio * num_samples)
-        results[name] = outputs(mcmc.get_samples(group_by_chain=True), network)
-    budget = int(max(used.values()) * (1 + args.num_warmup / args.num_samples))
-    num_steps = max(1, budget // (args.num_warmup + args.num_samples))
-    total = num_steps * (args.num_warmup + args.num_samples)
-    falling = optax.linear_schedule(1e-5, 0.0, total)
-    for name, options in {
-        "SGLD": {"step_size": falling},
-        "SGLD-ND": {"step_size": 1e-5},
-        "SGLD whitened": {},
-    }.items():
-        kernel = SGLD(model, num_steps=num_steps, **options)
-        mcmc = sample(
-            kernel,
-            random.key(2),
-            data,
-            mode,
-            args,
-            args.num_warmup,
-            args.num_samples,
-        )
-        results[name] = outputs(mcmc.get_samples(group_by_chain=True), network)
-        used[name] = num_steps * args.num_samples
-    results["AutoNormal"], used["AutoNormal"] = variational(
-        model, network, data, mode, args
-    )
+    found = []
+    for seed in args.seeds:
+        results, used = compare(model, network, data, mode, args, seed)
+        show(results, used, flat, seed)
+        found.append({k: distance(pooled(d), flat).mean() for k, d in results.items()})
+        if args.figure and seed == args.seeds[0]:
+            plot(results, flat, data, args.figure)
+    if len(found) > 1:
+        print("W1, mean over seeds (range)")
+        for name in found[0]:
+            w = [f[name] for f in found]
+            print(f"{name:14} {np.mean(w):.4f} ({min(w):.4f}-{max(w):.4f})")
 
+
+def pooled(draws):
+    return draws.reshape(-1, len(GRID))
+
+
+def show(results, used, truth, seed):
     inside = np.abs(GRID[:, 0]) <= 1
     heads = ("W1", "inside", "mean", "sd ratio", "gradients")
-    print(14 * " " + " {:>7} {:>7} {:>7} {:>9} {:>10}".format(*heads))
+    print(f"seed {seed:<9}" + " {:>7} {:>7} {:>7} {:>9} {:>10}".format(*heads))
     for name, draws in results.items():
-        draws = draws.reshape(-1, len(GRID))
-        w = distance(draws, flat)
-        error = np.abs(draws.mean(0) - flat.mean(0)).mean()
-        ratio = np.exp(np.mean(np.log(draws.std(0) / flat.std(0))))
+        draws = pooled(draws)
+        w = distance(draws, truth)
+        error = np.abs(draws.mean(0) - truth.mean(0)).mean()
+        ratio = np.exp(np.mean(np.log(draws.std(0) / truth.std(0))))
         print(
             f"{name:14} {w.mean():7.4f} {w[inside].mean():7.4f} {error:7.4f} "
-            f"{ratio:9.3f} {used[name]:10.0f}"
+            f"{ratio:9.3f} {used[name]:10.0f}",
+            flush=True,
         )
-    if args.figure:
-        plot(results, flat, data, args.figure)
 
 
 def plot(results, truth, data, path):
@@ -249,7 +274,8 @@ def plot(results, truth, data, path):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--truth", default="truth.npz")
-    parser.add_argument("--figure")
+    parser.add_argument("--figure", help="of the first seed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of all runs")
     parser.add_argument("--prior", default="fan_in")
     parser.add_argument("--num-chains", type=int, default=4)
     parser.add_argument("--nuts-warmup", type=int, default=1000)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import MCMC
-from numpyro.infer.util import log_density
+from numpyro.infer.util import log_density, log_likelihood
 from numpyro_pdmp import (
     BPS,
     MAP,
@@ -131,6 +131,44 @@ def test_models(make, num_outputs, y):
 
 def linear(num_outputs):
     return hk.transform(lambda x: hk.Linear(num_outputs)(x))
+
+
+def test_temperature():
+    """Of the likelihood alone: once, beside N/m, and in no prediction or score."""
+    network, y = linear(3), jnp.arange(30) % 3
+    params = bnn.initial_params(network, X, random.key(1))
+    cold = bnn.categorical(network, "fan_in", temperature=0.1)
+    warm = bnn.categorical(network, "fan_in")
+    batch = {"data": jnp.arange(5, 15)}
+
+    def energy(model, prior="fan_in", **options):
+        make = model(network, prior, **options)
+        return SubsampledModel(make, (X, y, 10)).potential_fn(params, batch)
+
+    likelihood = energy(bnn.categorical, "flat")
+    prior = energy(bnn.categorical) - likelihood
+    found = energy(bnn.categorical, temperature=0.1)
+    np.testing.assert_allclose(found, 10 * likelihood + prior, rtol=1e-5)
+    draws = {name: value[None] for name, value in params.items()}
+    densities = [log_likelihood(model, draws, X, y)["y"] for model in (cold, warm)]
+    np.testing.assert_array_equal(*densities)
+    predictions = [bnn.predict(model, draws, X, y) for model in (cold, warm)]
+    jax.tree.map(np.testing.assert_array_equal, *predictions)
+    # So is the curvature, and the noise of batches.
+    flat = [bnn.categorical(network, "flat", temperature=t) for t in (0.1, 1.0)]
+    for kind in ("diagonal", "fisher"):
+        factors = [
+            laplace_reference(model, params, X, y, kind=kind).factor for model in flat
+        ]
+        np.testing.assert_allclose(factors[0], factors[1] / 10**0.5, rtol=1e-3)
+    unit = Scale(ravel_pytree(params)[0], jnp.ones(6))
+    rates = [
+        row_spreads(SubsampledModel(model, (X, y, 10)), "data", unit, [None])[0]
+        for model in flat
+    ]
+    np.testing.assert_allclose(rates[0], 10 * rates[1], rtol=1e-3)
+    with pytest.raises(ValueError, match="`temperature` must be positive"):
+        bnn.binary(network, temperature=0)
 
 
 def test_priors():

@@ -130,6 +130,16 @@ def test_comparison_with_the_paper():
     assert size == pytest.approx(-3) and verdict == "better"
 
 
+def test_words_that_are_not_true_of_the_numbers():
+    module = __import__("verdicts")
+    name = "ablation__logistic__sgld{}__sd"
+    published, correct = [0.2, 0.1], [1.0]
+    values = {name.format("_noise"): published, name.format(""): correct}
+    assert module.untrue(values) == []  # others have no numbers
+    values[name.format("")] = [0.4]
+    assert module.untrue(values) == ["SGLD collapses as published only"]
+
+
 def test_ablation(options):
     truth = {"mean": [0.0] * 8, "sd": [1.0] * 8}
     path = write_truth(options, "ablation", "logistic", truth)

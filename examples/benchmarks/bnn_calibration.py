@@ -13,6 +13,7 @@ draws, and the latter's halves, which differ if the chain has not arrived.
 """
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -29,16 +30,16 @@ from numpyro_pdmp.bnn import metrics, networks
 from numpyro_pdmp.bnn.data import load_data
 from numpyro_pdmp.bnn.pipeline import for_network
 
-NAMES = ("accuracy", "nll", "ece", "confidence")
+NAMES = ("accuracy", "nll", "ece", "ece_by_chance", "ece_mass", "confidence")
 
 
-def potential(network, x, y, unravel, prior_sd):
+def potential(network, x, y, unravel, prior_sd, temperature):
     """Energy of a flat vector of weights; the prior's standard deviations by weight."""
 
     def energy(w):
         logits = network.apply(unravel(w), x)
         fit = optax.softmax_cross_entropy_with_integer_labels(logits, y)
-        return jnp.sum(fit) + 0.5 * jnp.sum((w / prior_sd) ** 2)
+        return jnp.sum(fit) / temperature + 0.5 * jnp.sum((w / prior_sd) ** 2)
 
     return energy
 
@@ -123,12 +124,14 @@ def scores(probs, y):
         metrics.accuracy(probs, y),
         metrics.nll(jnp.log(probs[jnp.arange(len(y)), y])),
         metrics.ece(probs, y),
+        metrics.ece_by_chance(probs),
+        metrics.ece(probs, y, mass="mass"),
         jnp.mean(jnp.max(probs, -1)),
     )
     return {k: round(float(v), 4) for k, v in zip(NAMES, values, strict=True)}
 
 
-def run(args, scale, split):
+def run(args, scale, temperature, split):
     data = load_data("digits", split=split)
     x, x_test = (
         jnp.asarray(for_network(args.network, a)) for a in (data.x_train, data.x_test)
@@ -139,12 +142,13 @@ def run(args, scale, split):
     key = random.key(split)
     start, unravel = ravel_pytree(network.init(random.fold_in(key, 0), x[:1]))
     prior_sd = ravel_pytree(prior_scales(network, scales, x))[0]
-    energy = potential(network, x, y, unravel, prior_sd)
+    energy = potential(network, x, y, unravel, prior_sd, temperature)
     clock = time.perf_counter()
     mode = find_mode(energy, start, args.map_steps)
     factor = curvature(energy, mode, random.fold_in(key, 1)) ** -0.5
     predict = jax.jit(lambda w: jax.nn.softmax(network.apply(unravel(w), x_test)))
-    result = {"network": args.network, "scales": scales, "split": split}
+    result = {"network": args.network, "scales": scales}
+    result |= {"temperature": temperature, "split": split}
     result["map"] = scores(predict(mode), y_test)
     print(json.dumps(result), f"{time.perf_counter() - clock:.0f} s", flush=True)
     drawn, accepted, num = [], [], 0
@@ -193,6 +197,7 @@ def main():
     add("--scale", type=float, nargs="+", default=[2.0], help="of hidden layers")
     add("--output-scale", type=float, help="of the last layer; default: the same")
     add("--offset-scale", type=float, help="of offsets; default: as of hidden layers")
+    add("--temperature", type=float, nargs="+", default=[1.0], help="of the labels")
     add("--split", type=int, nargs="+", default=[0])
     add("--map-steps", type=int, default=600)
     add("--draws", type=int, default=80, help="of which the first half is warm-up")
@@ -201,8 +206,8 @@ def main():
     add("--max-steps", type=int, default=400)
     args = parser.parse_args()
     for split in args.split:
-        for scale in args.scale:
-            run(args, scale, split)
+        for scale, temperature in itertools.product(args.scale, args.temperature):
+            run(args, scale, temperature, split)
 
 
 if __name__ == "__main__":

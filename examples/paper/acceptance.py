@@ -97,58 +97,71 @@ def uci_lines(parts, number, pm):
     return lines
 
 
-def image_lines(results, number, pm):
+def image_lines(parts, number, pm):
+    """By data set, those with all rows after those with some."""
     lines = []
     for data, paper in IMAGES.items():
-        rows = [r for r in results if r["data"] == data]
-        found = best(rows, lambda r: get(r, "scores", "nll"))
-        if found is None:
-            continue
-        test = rows[0]["sizes"]["test-rows"]
-        size = f"{rows[0]['sizes']['rows']:,} rows"
-        method, _, chosen = found
-        of_rows = np.mean([r.get("nll_error") or 0.0 for r in chosen])
-        names = [data, size]
-        nll = least(paper, 1)
-        lines.append(line(names, "NLL", found, nll, number, pm, of_rows=of_rows))
-        right = [-get(r, "scores", "accuracy") for r in chosen]
-        share = -np.mean(right)
-        of_rows = (share * (1 - share) / test) ** 0.5
-        top = max((paper[m][0] for m in PDMPS if m in paper), key=lambda p: p[0])
-        found = method, right, chosen
-        lines.append(
-            line(names, "accuracy", found, top, number, pm, sign=-1, of_rows=of_rows)
-        )
+        for experiment in ("images", "images_all"):
+            rows = [r for r in parts[experiment] if r["data"] == data]
+            if rows:
+                lines += image_pair(data, rows, paper, number, pm)
     return lines
+
+
+def image_pair(data, rows, paper, number, pm):
+    """NLL, and the accuracy of the sampler that is best in it."""
+    found = best(rows, lambda r: get(r, "scores", "nll"))
+    if found is None:
+        return []
+    size, test = (rows[0]["sizes"][k] for k in ("rows", "test-rows"))
+    names = [data, f"{size:,} rows"]
+    method, _, chosen = found
+    of_rows = np.mean([r.get("nll_error") or 0.0 for r in chosen])
+    nll = line(names, "NLL", found, least(paper, 1), number, pm, of_rows=of_rows)
+    right = [-get(r, "scores", "accuracy") for r in chosen]
+    share = -np.mean(right)
+    of_rows = (share * (1 - share) / test) ** 0.5
+    top = max((paper[m][0] for m in PDMPS if m in paper), key=lambda p: p[0])
+    found, signs = (method, right, chosen), {"sign": -1, "of_rows": of_rows}
+    return [nll, line(names, "accuracy", found, top, number, pm, **signs)]
+
+
+def ratio_of(first, second):
+    """Ratio of two means, and its standard error over seeds (None of one seed)."""
+    ratio = np.mean(first) / np.mean(second)
+    if min(len(first), len(second)) < 2:
+        return ratio, None
+    parts = [np.var(v, ddof=1) / len(v) / np.mean(v) ** 2 for v in (first, second)]
+    return ratio, ratio * sum(parts) ** 0.5
 
 
 def ess_lines(parts, number):
     """Effective draws in function space per gradient, over those of others."""
     lines = []
-    sets = [("synthetic", d) for d in ("gap", "cosine")]
+    sets = [("synthetic", d) for d in ("gap", "cosine", "moons", "rings")]
     sets += [
         ("uci_unit", d) for d in ("bostonHousing", "concrete", *list(CAPTIONS)[1:])
     ]
     for experiment, data in sets:
-        rows = [r for r in parts[experiment] if r["data"] == data]
-        means = {}
-        for method in {r["method"] for r in rows}:
-            found = [per_1000(r) for r in rows if r["method"] == method]
-            found = [v for v in found if v is not None]
-            if found:
-                means[method] = np.mean(found)
+        found = {}
+        for r in parts[experiment]:
+            if r["data"] == data and per_1000(r) is not None:
+                found.setdefault(r["method"], []).append(per_1000(r))
         for method in ("sigma-bps", "boomerang", "boomerang-3"):
-            if method not in means or "sgld" not in means:
+            if method not in found or "sgld" not in found:
                 continue
-            ratio = means[method] / means["sgld"]
+            ratio, error = ratio_of(found[method], found["sgld"])
+            text = number(ratio, 2) + (f" ± {number(error, 2)}" if error else "")
+            verdict = "yes" if ratio >= WANTED else "**no**"
             others = [
-                number(means[method] / means[m], 2) if m in means else "-"
+                number(ratio_of(found[method], found[m])[0], 2) if m in found else ""
                 for m in ("sgld-nd", "sgld-white", "sghmc")
             ]
-            verdict = "yes" if ratio >= WANTED else "**no**"
-            lines.append([data, TITLES[method], number(ratio, 2), verdict, *others])
+            lines.append(
+                [data, TITLES[method], len(found[method]), text, verdict, *others]
+            )
     return lines
 
 
-ESS_HEADS = ["", "", "over SGLD", f"at least {WANTED}"]
+ESS_HEADS = ["", "", "seeds", "over SGLD", f"at least {WANTED}"]
 ESS_HEADS += ["over SGLD-ND", "over SGLD, preconditioned", "over SGHMC"]

@@ -5,7 +5,7 @@
 
 In names hyphens are underscores. ``uci_unit__ratio__boomerang__sgld`` is the effective
 sample size per gradient of the one over that of the other: the least, the median and
-the largest over data sets.
+the largest over data sets; ``uci_unit__yacht__boomerang_over_sgld`` is that of one.
 """
 
 from collections import defaultdict
@@ -39,6 +39,14 @@ UCI = {
     "first": lambda r: get(r, "mixing", "ess_first"),
     "ess": per_1000,
 }
+IMAGES = {
+    "accuracy": lambda r: get(r, "scores", "accuracy"),
+    "nll": lambda r: get(r, "scores", "nll"),
+    "ece": lambda r: scaled(get(r, "scores", "ece"), 100),
+    "first": lambda r: (get(r, "sampling", "mixing", "component_ess") or [None])[0],
+    "auroc": lambda r: get(r, "ood", "auroc"),
+    "ess": per_1000,
+}
 #: experiment -> field -> its value in one result
 FIELDS = {
     "synthetic": {
@@ -52,13 +60,13 @@ FIELDS = {
     "uci_unit": UCI,
     "uci_learned": UCI,
     "uci_unit_wide": UCI,
-    "images": {
-        "accuracy": lambda r: get(r, "scores", "accuracy"),
+    "uci_text": UCI,
+    "images": IMAGES,
+    "images_all": IMAGES,
+    "supplement_a": {
+        "violations": lambda r: scaled(r.get("violation_rate"), 100),
+        "distance": lambda r: r.get("distance"),
         "nll": lambda r: get(r, "scores", "nll"),
-        "ece": lambda r: scaled(get(r, "scores", "ece"), 100),
-        "first": lambda r: (get(r, "sampling", "mixing", "component_ess") or [None])[0],
-        "auroc": lambda r: get(r, "ood", "auroc"),
-        "ess": per_1000,
     },
     "ablation": {
         "sd": lambda r: r.get("sd_ratio"),
@@ -68,43 +76,54 @@ FIELDS = {
 }
 
 
-def claims(parts, pm, number):
-    """All numbers that the text may name.
+def values(parts):
+    """Name -> its values, one for each seed.
 
     :param parts: results by experiment.
+    """
+    found = defaultdict(list)
+    for experiment, fields in FIELDS.items():
+        for r in parts[experiment]:
+            if experiment == "supplement_a":
+                labels = (f"{r['scheme']}_{r['method']}", f"{10 * r['alpha']:.0f}")
+            else:
+                labels = (r["data"], r["method"])
+            for field, value in fields.items():
+                name = "__".join((experiment, *labels, field)).replace("-", "_")
+                if value(r) is not None:
+                    found[name].append(value(r))
+    return found
+
+
+def claims(parts, pm, number):
+    """All numbers that the text may name, formatted.
+
     :param pm: formats the values of several seeds.
     :param number: formats one.
     """
-    places = {}
-    for experiment, fields in FIELDS.items():
-        groups = defaultdict(list)
-        for r in parts[experiment]:
-            groups[r["data"], r["method"]].append(r)
-        for (data, method), rows in groups.items():
-            for field, value in fields.items():
-                name = "__".join((experiment, data, method, field)).replace("-", "_")
-                places[name] = pm([value(r) for r in rows])
-        places.update(ratios(experiment, groups, number))
+    places = {name: pm(found) for name, found in values(parts).items()}
+    for experiment in ("synthetic", "uci_unit", "uci_learned"):
+        places.update(ratios(experiment, parts[experiment], number))
     return places
 
 
-def ratios(experiment, groups, number):
+def ratios(experiment, results, number):
     """Effective draws per gradient of each method over those of another."""
-    value = FIELDS[experiment]["ess"]
-    means = {}
-    for key, rows in groups.items():
-        found = [v for v in map(value, rows) if v is not None]
-        if found:
-            means[key] = np.mean(found)
+    groups = defaultdict(list)
+    for r in results:
+        if per_1000(r) is not None:
+            groups[r["data"], r["method"]].append(per_1000(r))
+    means = {key: np.mean(found) for key, found in groups.items()}
     methods = {m for _, m in means}
     places = {}
     for first in methods:
         for second in methods - {first}:
-            both = [
-                means[d, first] / means[d, second]
-                for d in {d for d, _ in means}
-                if (d, first) in means and (d, second) in means
-            ]
+            both = []
+            for d in {d for d, _ in means}:
+                if (d, first) in means and (d, second) in means:
+                    both.append(means[d, first] / means[d, second])
+                    name = f"{experiment}__{d}__{first}_over_{second}"
+                    places[name.replace("-", "_")] = number(both[-1], 2)
             if both:
                 name = "__".join((experiment, "ratio", first, second))
                 low, middle, high = (

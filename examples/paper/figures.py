@@ -43,6 +43,13 @@ def legend(ax, size=6):
         ax.legend(fontsize=size)
 
 
+def below(figure, ax):
+    """The legend of one panel for all, where it hides none of them."""
+    handles, labels = ax.get_legend_handles_labels()
+    place = {"loc": "outside lower center", "ncols": len(labels)}
+    figure.legend(handles, labels, fontsize=7, frameon=False, **place)
+
+
 def by(results, *names):
     return {tuple(r[n] for n in names): r for r in results}
 
@@ -186,7 +193,7 @@ def traces(results, component):
         axes[1, column].set(xlabel="draw")
     axes[0, 0].set_ylabel("autocorrelation")
     axes[1, 0].set_ylabel("score / its sd")
-    legend(axes[0, -1])
+    below(figure, axes[0, 0])
     return figure
 
 
@@ -209,7 +216,7 @@ def weights(results):
         axes[0, column].set_title(name, fontsize=9)
     axes[0, 0].set_ylabel("first layer")
     axes[1, 0].set_ylabel("last layer")
-    legend(axes[0, -1])
+    below(figure, axes[0, 0])
     return figure
 
 

@@ -12,6 +12,12 @@ images of SVHN and CIFAR are halved; ``LENET`` and ``RESNET`` have the rest.
     python examples/paper/images.py --data-dir DIR
     python examples/paper/images.py --data-dir DIR --data svhn cifar10 cifar100
 
+``--all-rows`` takes all rows and all test rows of MNIST or Fashion-MNIST, and more
+epochs to the MAP; draws are as many as otherwise:
+
+    python examples/paper/images.py --data-dir DIR --all-rows --seeds 1 \
+        --data mnist --methods map sigma-bps boomerang
+
 At the size of the paper, for a GPU (2,000 draws thinned to 200, its batches and steps):
 
     python examples/paper/images.py --data-dir DIR --data mnist fashion_mnist \
@@ -30,7 +36,7 @@ from runner import jobs, main, parse, run_jobs
 import jax
 
 from numpyro_pdmp import MAP, bnn
-from numpyro_pdmp.bnn import pipeline
+from numpyro_pdmp.bnn import pipeline, results
 from numpyro_pdmp.bnn.__main__ import parser, prepare
 from numpyro_pdmp.bnn.data import data_file, load_data
 
@@ -48,6 +54,16 @@ LENET = {
         "test-rows": 1000,
         "batch-size": 100,
         "map-steps": 1500,
+        "num-warmup": 40,
+        "num-samples": 60,
+        "gradients-per-draw": 12,
+    },
+    "all": {
+        "rows": 60_000,
+        "test-rows": 10_000,
+        # More than above: noise of batches counts by N over the root of m.
+        "batch-size": 300,
+        "map-steps": 2000,
         "num-warmup": 40,
         "num-samples": 60,
         "gradients-per-draw": 12,
@@ -109,6 +125,8 @@ def sizes(data, args):
         preset = bnn.presets[data]
         steps = preset["map"]["num_steps"]
         return {**PAPER, "batch-size": preset["batch_size"], "map-steps": steps}
+    if args.all_rows:
+        return LENET["all"]
     size = dict((LENET if lenet else RESNET)[args.mode])
     if args.tiny:
         size["network"] = "regression_mlp"
@@ -140,12 +158,13 @@ def options(data, method, seed, args):
         directory = halved(data, args)
         if data in OUTSIDE:
             halved(OUTSIDE[data], args)
-    out = args.cache / f"{data}_{method}_{seed}"
+    out = args.cache / f"{data}_{method}_{seed}{'_all' * args.all_rows}"
     given = ["--data", data, "--sampler", method, "--seed", str(seed), "--quiet"]
     given += ["--out", str(out), "--no-plots", "--learning-rate", "0.003"]
+    given += ["--temperature", "1"]
     if directory is not None:
         given += ["--data-dir", directory]
-    if data in OUTSIDE:
+    if data in OUTSIDE and not args.all_rows:
         given += ["--ood", OUTSIDE[data]]
     for name, value in size.items():
         given += [f"--{name}", str(value)]
@@ -167,7 +186,7 @@ def load_problem(chosen):
 
 def hard_rows(data, args):
     """Test rows that the MAP of the first seed finds hardest."""
-    path = args.cache / f"hard_{data}.npz"
+    path = args.cache / f"hard_{data}{'_all' * args.all_rows}.npz"
     if path.is_file():
         with np.load(path) as file:
             return file["rows"]
@@ -190,7 +209,7 @@ def extras(data, out, chosen, args):
     """Traces, entropies and hard images, from the files of a run."""
     content: dict[str, Any] = {}
     rows, _, model = load_problem(chosen)
-    draws = pipeline._load_draws(out / "draws.nc")
+    draws = results.load_draws(out / "draws.nc")
     num = next(iter(draws.values())).shape[1]
     if chosen.seed == 0 and num >= 8:
         with warnings.catch_warnings():
@@ -252,8 +271,10 @@ def run(job, args):
 
 
 def script(argv=None):
-    args = parse(__doc__, argv, data=DATA, methods=METHODS, paper_size=False)
-    code = run_jobs("images", jobs(args), run, args)
+    choices = {"paper_size": False, "all_rows": False}
+    args = parse(__doc__, argv, data=DATA, methods=METHODS, **choices)
+    name = "images_all" if args.all_rows else "images"
+    code = run_jobs(name, jobs(args), run, args)
     jax.clear_caches()
     return code
 

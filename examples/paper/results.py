@@ -14,7 +14,7 @@ from string import Template
 
 import ablation
 from acceptance import ESS_HEADS, HEADS, PDMPS, ess_lines, image_lines, uci_lines
-from claims import claims, get, per_1000, scaled
+from claims import claims, get, per_1000, scaled, values
 from figures import draw_all
 import images
 from methods import TITLES
@@ -24,15 +24,18 @@ from runner import HERE, load
 import supplement_d
 import synthetic
 import uci
+from verdicts import untrue
 
 MISSING = "*Not run yet.*\n"
 
 
 def pm(values, digits=3):
-    """Mean and standard deviation, or '-' if there is nothing."""
+    """Mean and standard deviation; '-' of no runs, '' if they have no such value."""
+    if not len(values):
+        return "-"
     values = [v for v in values if v is not None]
     if not values:
-        return "-"
+        return ""
     mean, sd = np.mean(values), np.std(values, ddof=1) if len(values) > 1 else None
     text = number(mean, digits)
     return text if sd is None else f"{text} ± {number(sd, 2)}"
@@ -53,7 +56,7 @@ def number(value, digits=3):
 
 def pair(row, index):
     if row is None or index >= len(row):
-        return "-"
+        return ""
     return "{:.2f} ± {:.2f}".format(*row[index])
 
 
@@ -64,7 +67,7 @@ def table(heads, lines):
 
 def percent(values):
     values = [v for v in values if v is not None]
-    return f"{100 * np.mean(values):.2g} %" if values else "-"
+    return f"{100 * np.mean(values):.2g} %" if values else ""
 
 
 def plus(value, shift):
@@ -85,6 +88,12 @@ def sizes(results, methods):
                 f"{', '.join(TITLES[m] for m in methods)}"
             )
     return ""
+
+
+def not_run(methods, found):
+    """Which of the methods have no results, in words."""
+    names = ", ".join(TITLES[m] for m in methods if m not in found)
+    return f"\nNot run: {names}.\n" if names else ""
 
 
 def synthetic_table(results, kind, name):
@@ -128,12 +137,10 @@ def uci_table(results, name):
     if not some:
         return f"**{name}**\n\n" + MISSING
     lines = []
-    for method in uci.METHODS:
+    found = [m for m in ["nuts", *uci.METHODS] if pick(some, method=m)]
+    for method in found:
         rows = pick(some, method=method)
         paper = UCI[name].get(method)
-        if not rows:
-            lines.append([TITLES[method], *["-"] * 11])
-            continue
         shift = float(np.log(rows[0]["y_sd"]))
         lines.append(
             [
@@ -157,7 +164,7 @@ def uci_table(results, name):
     first = some[0]
     text = f"**{name}**: {first['rows']:,} rows, {first['num_weights']:,} weights"
     text += sizes(some, PDMPS) + sizes(some, list(uci.STOCHASTIC))
-    return text + "\n\n" + table(heads, lines)
+    return text + "\n\n" + table(heads, lines) + not_run(uci.METHODS, found)
 
 
 def captions_table(results):
@@ -217,13 +224,11 @@ def other_table(results):
 
 def image_line(name, method, rows, base):
     paper, seconds = IMAGES[name].get(method), SECONDS[name]
-    if not rows:
-        return [TITLES[method], *["-"] * 13]
     sgd = {r["seed"]: r for r in base}
     both = [r for r in rows if r["seed"] in sgd and method != "map"]
     cost = [1 + r["seconds"] / sgd[r["seed"]]["seconds"] for r in both]
     more = [r["gradients"] / sgd[r["seed"]]["gradients"] for r in both]
-    theirs = "-"
+    theirs = ""
     if method in seconds:
         theirs = number(seconds[method] / seconds["sgd"], 3)
     drifts = [get(r, "sampling", "mixing", "drifts") for r in rows]
@@ -239,10 +244,10 @@ def image_line(name, method, rows, base):
         pair(paper, 2),
         pm(first),
         pair(paper, 3),
-        "yes" if any(drifts) else "-" if method == "map" else "no",
-        pm(cost),
+        "yes" if any(drifts) else "" if method == "map" else "no",
+        pm(cost) if both else "",
         theirs,
-        pm(more),
+        pm(more) if both else "",
     ]
 
 
@@ -261,13 +266,14 @@ def image_table(results, name):
     if name in ("svhn", "cifar10", "cifar100"):
         text += ", images of 16 x 16"
     base = pick(some, method="map")
+    found = [m for m in images.METHODS if pick(some, method=m)]
     lines = [
-        image_line(name, method, pick(some, method=method), base)
-        for method in images.METHODS
+        image_line(name, method, pick(some, method=method), base) for method in found
     ]
     heads = ["", "seeds", "accuracy", "paper", "NLL", "paper", "ECE", "paper"]
     heads += ["ESS first", "paper", "drifts", "time over SGD", "paper"]
-    return text + "\n\n" + table([*heads, "gradients over SGD"], lines)
+    text += "\n\n" + table([*heads, "gradients over SGD"], lines)
+    return text + not_run(images.METHODS, found)
 
 
 def entropy_table(results):
@@ -413,13 +419,17 @@ def ablation_table(results):
 
 def page(results, drawn):
     """The text with its tables, figures and numbers."""
-    names = ["synthetic", "uci_unit", "uci_learned", "uci_text", "images"]
+    names = ["synthetic", "uci_unit", "uci_learned", "uci_text", "images", "images_all"]
     names += ["uci_unit_wide", "supplement_a", "supplement_d", "ablation"]
     parts = {name: load(results, name) for name in names}
+    full = all(r.get("mode") != "tiny" for some in parts.values() for r in some)
+    wrong = untrue(values(parts)) if full else []
+    if wrong:
+        raise ValueError(f"page.md says what the results do not: {wrong}")
     places = {
         "uci_captions": captions_table(parts["uci_unit"]),
         "uci_acceptance": table(HEADS, uci_lines(parts, number, pm)),
-        "image_acceptance": table(HEADS, image_lines(parts["images"], number, pm)),
+        "image_acceptance": table(HEADS, image_lines(parts, number, pm)),
         "ess_acceptance": table(ESS_HEADS, ess_lines(parts, number)),
         "sensitivity": sensitivity_table(parts["supplement_d"]),
         "uci_wide": other_table(parts["uci_unit_wide"]),
@@ -441,6 +451,7 @@ def page(results, drawn):
         places[name.split("-")[0]] = uci_table(parts["uci_unit"], name)
     for name in IMAGES:
         places[name] = image_table(parts["images"], name)
+    places["mnist_all"] = image_table(parts["images_all"], "mnist")
     template = Template((HERE / "page.md").read_text())
     for name in template.get_identifiers():
         if name.startswith("figure_"):

@@ -34,7 +34,7 @@ from numpyro_pdmp import (
     bnn,
     laplace_reference,
 )
-from numpyro_pdmp.bnn import models, pipeline
+from numpyro_pdmp.bnn import models, pipeline, sampling
 
 METHODS = ["bps", "sigma-bps", "boomerang"]
 ALPHAS = [1.0, 1.2, 1.5]
@@ -54,7 +54,7 @@ def make_kernel(scheme, method, alpha, model, flat, mode, x, y, batch_size):
         given.update(batch="event", record="events")
     else:
         given["event_time"] = Interpolation(alpha)
-        given["draw_time"] = pipeline.FIRST_DRAW_TIME
+        given["draw_time"] = sampling.FIRST_DRAW_TIME
     given.update(potential_energy=False, control_variates=None)
     if method != "boomerang":
         # Around the MAP, since chains start at the centre of their reference.
@@ -105,10 +105,10 @@ def run(job, args):
     streams = [bnn.StreamingPrediction(model, data.x_test, data.y_test)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of batches that are held
-        kept, state, extra, every = pipeline.sample(
+        kept, state, extra, every = sampling.sample(
             chosen, data, kernel, streams, num_samples, progress
         )
-    content = pipeline.describe(kernel, state, kept, extra, every)
+    content = sampling.describe(kernel, state, kept, extra, every)
     content.pop("report", None)
     content["gradients"] = float(extra["num_grad"].sum())
     content["scores"] = bnn.score(streams[0].result(), data.y_test)
@@ -125,7 +125,8 @@ def run(job, args):
 
 
 def script(argv=None):
-    choices = {"image_data": "mnist", "paper_size": False, "only": 0.0}
+    choices = {"image_data": "mnist", "only": 0.0}
+    choices |= {"paper_size": False, "all_rows": False}
     args = parse(__doc__, argv, methods=METHODS, **choices)
     few = 1 if args.tiny else None
     todo = [

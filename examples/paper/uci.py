@@ -17,6 +17,7 @@ with variance 9 for all, which is next to none. All data are in every gradient, 
     python examples/paper/uci.py --data-dir DIR --noise learned
     python examples/paper/uci.py --data-dir DIR --prior wide --methods map sigma-bps
     python examples/paper/uci.py --data-dir DIR --network text --seeds 5
+    python examples/paper/uci.py --data-dir DIR --methods nuts --data yacht --seeds 1
 """
 
 from methods import Settings, mixing, mode_of, sample

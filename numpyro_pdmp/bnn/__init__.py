@@ -28,14 +28,9 @@ from numpyro_pdmp.bnn.networks import (
     resnet20,
     uci_mlp,
 )
-from numpyro_pdmp.bnn.predict import (
-    Prediction,
-    StreamingPrediction,
-    function_values,
-    predict,
-    score,
-)
+from numpyro_pdmp.bnn.predict import function_values, predict, score
 from numpyro_pdmp.bnn.presets import presets
+from numpyro_pdmp.bnn.streaming import Prediction, StreamingPrediction
 
 __all__ = [
     "FilterResponseNorm",

@@ -50,8 +50,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--temperature",
         type=float,
-        default=1.0,
-        help="of the posterior: below 1 it is a cold one, closer to the MAP",
+        help="of the likelihood, which counts with the power 1 / temperature, for MAP "
+        "and sampler alike; 1 is Bayes' theorem; default: by the data",
     )
     add("--batch-size", type=int, help="rows of a mini-batch")
     add("--map", help="file of a MAP, such as map.npz of another run, to start from")
@@ -105,7 +105,8 @@ FREE = ("out", "force", "progress_bar", "plots", "data_dir")
 
 def prepare(args: argparse.Namespace) -> bool:
     """Fill in defaults and make the directory; whether there is anything to do."""
-    from numpyro_pdmp.bnn.pipeline import FILES, defaults, write_json
+    from numpyro_pdmp.bnn.pipeline import defaults
+    from numpyro_pdmp.bnn.results import FILES, write_json
 
     for name, value in defaults(args.data).items():
         if getattr(args, name) is None:

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from numpyro_pdmp.bnn import metrics, plots
 from numpyro_pdmp.bnn.data import Data
 from numpyro_pdmp.bnn.mixing import principal_components
-from numpyro_pdmp.bnn.predict import Prediction, function_values
+from numpyro_pdmp.bnn.predict import function_values
+from numpyro_pdmp.bnn.streaming import Prediction
 
 
 def draw_figures(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 import numpyro
 import numpyro.distributions as dist
+from numpyro.handlers import scale
 from numpyro_pdmp.haiku import haiku_init, random_haiku_module
 from numpyro_pdmp.options import require_positive
 
@@ -102,9 +103,16 @@ def _num_rows(x: Any, y: Any) -> int:
     return rows
 
 
-def _model(network: Any, prior: Any, likelihood: Callable, check: Callable) -> Callable:
+def _model(
+    network: Any,
+    prior: Any,
+    likelihood: Callable,
+    check: Callable,
+    temperature: float,
+) -> Callable:
     """A model of ``x``, ``y`` and ``subsample_size`` with independent rows."""
     prior = _as_prior(prior)
+    require_positive("temperature", temperature)
 
     def model(x: Any, y: Any = None, subsample_size: int | None = None) -> None:
         rows = _num_rows(x, y)
@@ -118,15 +126,19 @@ def _model(network: Any, prior: Any, likelihood: Callable, check: Callable) -> C
             if y is not None:
                 y = jnp.asarray(y)
                 y = numpyro.subsample(y, event_dim=y.ndim - 1)
-            numpyro.sample("y", observe(net(x)), obs=y)
+            with scale(scale=1 / temperature):
+                numpyro.sample("y", observe(net(x)), obs=y)
 
     return model
 
 
 def regression(
-    network: Any, prior: Any = None, noise: float | dist.Distribution = 0.1
+    network: Any,
+    prior: Any = None,
+    noise: float | dist.Distribution = 0.1,
+    temperature: float = 1.0,
 ) -> Callable:
-    """Model of real targets with Gaussian noise.
+    r"""Model of real targets with Gaussian noise.
 
     :param network: result of ``hk.transform``, such as
         :func:`~numpyro_pdmp.bnn.regression_mlp`. With one output ``y`` is of shape
@@ -136,6 +148,10 @@ def regression(
         :func:`~numpyro_pdmp.random_haiku_module`.
     :param noise: standard deviation of the noise, or its prior, of the site
         ``"noise"``.
+    :param temperature: :math:`T` of the likelihood, which counts with the power
+        :math:`1/T`: the posterior is :math:`p(w) \prod_i p(y_i \mid x_i, w)^{1/T}`. The
+        prior is not tempered, and predictions, log-likelihoods and scores are those of
+        :math:`p(y \mid x, w)`.
     :return: a NumPyro model ``model(x, y=None, subsample_size=None)``. Weights are
         sites whose names begin with ``"net"``, the observed site is ``"y"``, in the
         plate ``"data"``.
@@ -150,14 +166,14 @@ def regression(
         require_positive("noise", noise)
 
     def likelihood():
-        scale = noise
+        sd = noise
         if isinstance(noise, dist.Distribution):
-            scale = numpyro.sample("noise", noise)
+            sd = numpyro.sample("noise", noise)
 
         def observe(out):
             if out.shape[-1] == 1:
-                return dist.Normal(out[..., 0], scale)
-            return dist.Normal(out, scale).to_event(1)
+                return dist.Normal(out[..., 0], sd)
+            return dist.Normal(out, sd).to_event(1)
 
         return observe
 
@@ -167,7 +183,7 @@ def regression(
                 f"`y` is of shape {np.shape(y)}; for one output give `y[:, 0]`."
             )
 
-    return _model(network, prior, likelihood, check)
+    return _model(network, prior, likelihood, check, temperature)
 
 
 def _check_labels(y: Any) -> None:
@@ -178,12 +194,13 @@ def _check_labels(y: Any) -> None:
         )
 
 
-def binary(network: Any, prior: Any = None) -> Callable:
+def binary(network: Any, prior: Any = None, temperature: float = 1.0) -> Callable:
     """Model of labels 0 and 1; the network's only output is the logit of 1.
 
     :param network: result of ``hk.transform``, such as
         :func:`~numpyro_pdmp.bnn.binary_mlp`.
     :param prior: as for :func:`regression`.
+    :param temperature: of the likelihood, as for :func:`categorical`.
     :return: a NumPyro model, as for :func:`regression`.
 
     **Example**
@@ -200,25 +217,38 @@ def binary(network: Any, prior: Any = None) -> Callable:
             )
         return dist.Bernoulli(logits=out[..., 0])
 
-    return _model(network, prior, lambda: observe, _check_labels)
+    return _model(network, prior, lambda: observe, _check_labels, temperature)
 
 
-def categorical(network: Any, prior: Any = None) -> Callable:
-    """Model of labels 0, 1, ...; the network's outputs are their logits.
+def categorical(network: Any, prior: Any = None, temperature: float = 1.0) -> Callable:
+    r"""Model of labels 0, 1, ...; the network's outputs are their logits.
+
+    Data sets are often curated: images are kept whose label several people agree on.
+    That :math:`S` of them say :math:`y` has the probability :math:`p(y \mid x, w)^S`,
+    which is a likelihood of ``temperature`` :math:`1/S` (Aitchison 2021).
 
     :param network: result of ``hk.transform``, such as
         :func:`~numpyro_pdmp.bnn.lenet5`.
     :param prior: as for :func:`regression`.
+    :param temperature: :math:`T` of the likelihood, which counts with the power
+        :math:`1/T`; not of the prior, nor of predictions and scores.
     :return: a NumPyro model, as for :func:`regression`.
 
     **Example**
 
     >>> from numpyro_pdmp import SigmaBPS, bnn
     >>> kernel = SigmaBPS(bnn.categorical(bnn.lenet5(), prior="fan_in"))
+
+    **References:**
+
+    1. *A statistical theory of cold posteriors in deep neural networks*, Laurence
+       Aitchison (2021)
     """
-    return _model(
-        network, prior, lambda: lambda out: dist.Categorical(logits=out), _check_labels
-    )
+
+    def observe(out):
+        return dist.Categorical(logits=out)
+
+    return _model(network, prior, lambda: observe, _check_labels, temperature)
 
 
 def initial_params(network: Any, x: Any, rng_key: Array) -> dict[str, Array]:

@@ -5,47 +5,34 @@
 
 from argparse import Namespace
 from collections.abc import Callable
-import json
 import os
 from pathlib import Path
 import time
 from typing import Any
-import warnings
 
 import numpy as np
 
-import jax
 from jax import Array, random
 import jax.numpy as jnp
 import optax
 
 import numpyro.distributions as dist
-from numpyro.handlers import scale
 from numpyro_pdmp.bnn import metrics, models, networks
 from numpyro_pdmp.bnn.data import Data, load_data, load_outside
-from numpyro_pdmp.bnn.mixing import mixing, principal_components
-from numpyro_pdmp.bnn.predict import (
-    Prediction,
-    StreamingPrediction,
-    function_values,
-    predict,
-    score,
+from numpyro_pdmp.bnn.predict import predict, score
+from numpyro_pdmp.bnn.results import (
+    ANEW,
+    load_draws,
+    load_prediction,
+    save_draws,
+    save_prediction,
+    write_json,
 )
-from numpyro_pdmp.bnn.progress import Progress, joined
-from numpyro_pdmp.boomerang import Boomerang
-from numpyro_pdmp.bps import BPS
-from numpyro_pdmp.chunks import first_state, run_chunks
-from numpyro_pdmp.diagnostics import report_run
+from numpyro_pdmp.bnn.sampling import describe, describe_mixing, make_kernel, sample
+from numpyro_pdmp.bnn.streaming import Prediction, StreamingPrediction
 from numpyro_pdmp.find_map import MAP, find_map
-from numpyro_pdmp.kernel import PDMPKernel
-from numpyro_pdmp.process.scale import Scale
-from numpyro_pdmp.reference import laplace_reference
-from numpyro_pdmp.sghmc import SGHMC
-from numpyro_pdmp.sgld import SGLD
-from numpyro_pdmp.sigma_bps import SigmaBPS
-from numpyro_pdmp.storage import read_arrays, read_json, require_names
+from numpyro_pdmp.storage import read_json
 from numpyro_pdmp.subsample import SubsampledModel
-from numpyro_pdmp.zigzag import ZigZag
 
 SAMPLERS = (
     "bps",
@@ -64,54 +51,51 @@ NETWORKS = (
     "regression_mlp",
     "uci_mlp",
 )
-#: process time between draws of a PDMP before it is tuned
-FIRST_DRAW_TIME = 0.001
-#: refreshments of Boomerang a unit of time: paths that bounce often forget nothing of
-#: their energy but by these, and the kernel's own rate is for references that fit
-REFRESH_RATE = 3.0
-#: inputs at which function values are compared
-NUM_PROBES = 20
-#: files of a run
-FILES = (
-    "config.json",
-    "map.npz",
-    "progress.npz",
-    "draws.nc",
-    "prediction.npz",
-    "outside.npz",
-    "sampling.json",
-    "metrics.json",
-)
+#: what is not given on the command line, by kind of data set
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "network": "lenet5",
+        "temperature": 0.003,  # measured: see docs/bnn.md
+        "batch_size": 200,
+        "map_steps": 2000,
+        "num_warmup": 100,
+        "num_samples": 200,
+    },
+    "grey images": {
+        "network": "lenet5",
+        "temperature": 1.0,
+        "batch_size": 500,
+        "map_steps": 2000,
+        "num_warmup": 60,
+        "num_samples": 100,
+    },
+    "colour images": {
+        "network": "resnet20",
+        "temperature": 1.0,
+        "batch_size": 256,
+        "map_steps": 3000,
+        "num_warmup": 50,
+        "num_samples": 100,
+    },
+    "regressions": {
+        "network": "regression_mlp",
+        "temperature": 1.0,
+        "batch_size": 200,
+        "map_steps": 2000,
+        "num_warmup": 100,
+        "num_samples": 500,
+    },
+}
+KINDS = {
+    "digits": "digits",
+    **dict.fromkeys(("mnist", "fashion_mnist"), "grey images"),
+    **dict.fromkeys(("svhn", "cifar10", "cifar100"), "colour images"),
+}
 
 
 def defaults(data: str) -> dict[str, Any]:
-    """What is not given on the command line, by data set."""
-    small = {"batch_size": 200, "map_steps": 2000, "num_warmup": 100}
-    if data == "digits":
-        return {"network": "lenet5", "num_samples": 200, **small}
-    if data in ("mnist", "fashion_mnist"):
-        many = {"batch_size": 500, "map_steps": 2000, "num_warmup": 60}
-        return {"network": "lenet5", "num_samples": 100, **many}
-    if data in ("svhn", "cifar10", "cifar100"):
-        many = {"batch_size": 256, "map_steps": 3000, "num_warmup": 50}
-        return {"network": "resnet20", "num_samples": 100, **many}
-    return {"network": "regression_mlp", "num_samples": 500, **small}
-
-
-ANEW = "Delete it, or give --force to make all results anew."
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write all of a file or nothing."""
-    new = path.with_suffix(".part")
-    new.write_text(json.dumps(content, indent=2, default=float) + "\n")
-    os.replace(new, path)
-
-
-def write_arrays(path: Path, **arrays: Any) -> None:
-    new = path.with_name(f"part_{path.name}")
-    np.savez(new, **arrays)
-    os.replace(new, path)
+    """What is not given on the command line, for a data set."""
+    return DEFAULTS[KINDS.get(data, "regressions")]
 
 
 # The model
@@ -147,8 +131,11 @@ def make_model(args: Namespace, data: Data) -> tuple[Data, Any, Callable]:
     prior = priors[args.prior](args.prior_scale)
     network = getattr(networks, args.network)(data.num_classes or 1)
     if data.num_classes is None:
-        return data, network, models.regression(network, prior, dist.HalfNormal(1.0))
-    return data, network, models.categorical(network, prior)
+        noise = dist.HalfNormal(1.0)
+        model = models.regression(network, prior, noise, args.temperature)
+    else:
+        model = models.categorical(network, prior, args.temperature)
+    return data, network, model
 
 
 # Stages
@@ -191,165 +178,6 @@ def load_mode(path: str | Path, data: Data, model: Callable) -> MAP:
     return mode
 
 
-def make_kernel(args: Namespace, model: Callable, mode: MAP, x: Array, y: Array) -> Any:
-    """The kernel, around the mode and scaled by the curvature there."""
-    if args.temperature != 1:
-        model = scale(model, scale=1 / args.temperature)
-    data = {"subsample_size": args.batch_size}
-    reference: Any = laplace_reference(
-        model,
-        mode,
-        x,
-        y,
-        kind=args.reference,
-        gamma=args.gamma,
-        damping=args.damping,
-        num_probes=64,
-        **data,
-    )
-    if args.sampler == "bps":
-        # As in the literature: one scale for all coordinates.
-        one = jnp.exp(jnp.mean(jnp.log(reference.factor)))
-        reference = Scale(reference.center, jnp.full_like(reference.factor, one))
-    kernels = {
-        "boomerang": Boomerang,
-        "bps": BPS,
-        "sigma-bps": SigmaBPS,
-        "zigzag": ZigZag,
-    }
-    if args.sampler in kernels:
-        draw_time = FIRST_DRAW_TIME if args.draw_time is None else args.draw_time
-        settings: dict[str, Any] = {"draw_time": draw_time, "potential_energy": False}
-        if args.sampler == "boomerang":
-            settings |= {"refresh_rate": REFRESH_RATE, "target": args.target}
-        if args.refresh_rate is not None:
-            settings["refresh_rate"] = args.refresh_rate
-        return kernels[args.sampler](model, reference=reference, **settings)
-    kind: Any = SGHMC if args.sampler == "sghmc" else SGLD
-    settings = {"reference": reference, "num_steps": args.gradients_per_draw}
-    size: Any = "auto" if args.step_size is None else args.step_size
-    if args.sampler == "sgld":
-        if args.step_size is None:
-            first = kind(model, **settings).init(
-                random.key(0), 0, model_args=(x, y), model_kwargs=data
-            )
-            # Half of it on average, so that the noise is the same.
-            size = 2 * float(first.adapt_state.step_size)
-        steps = args.gradients_per_draw * (args.num_warmup + args.num_samples)
-        size = optax.linear_schedule(size, 0.0, steps)
-    return kind(model, step_size=size, **settings)
-
-
-def _tuned(state: Any, spent: float, wanted: float) -> Any:
-    """A state with draws as far apart as the wanted gradients reach."""
-    ratio = np.clip(wanted / max(spent, 1e-9), 0.2, 5.0)
-    adapted = state.adapt_state
-    # Not beyond a quarter turn: draws that far apart are about independent.
-    draw_time = jnp.minimum(adapted.draw_time * ratio, np.pi / 2)
-    draw_time = draw_time.astype(adapted.draw_time.dtype)
-    return state._replace(adapt_state=adapted._replace(draw_time=draw_time))
-
-
-def sample(args, data, kernel, streams, kept_draws, path):
-    """Sample and predict; draws that are to be kept are moved to the host.
-
-    :param streams: predictions to be updated.
-    :param kept_draws: how many draws to keep, of each chain.
-    :param path: of the file from which an interrupted run goes on.
-    :return: the kept draws, the last state, and the fields of all draws.
-    """
-    x, y = jnp.asarray(data.x_train), jnp.asarray(data.y_train)
-    key = random.fold_in(random.key(args.seed), 1)
-    pdmp = isinstance(kernel, PDMPKernel)
-    total = args.num_samples // args.thinning
-    chunk = int(np.clip(args.num_warmup // (10 * args.thinning), 1, 10))
-    every = max(1, total // kept_draws)
-    fields = ["num_grad", *(["num_violations", "num_proposals"] if pdmp else [])]
-    fields += [] if pdmp else ["step_size"]
-    progress = Progress(path, streams)
-    if path.is_file():
-        keys = key if args.num_chains == 1 else random.split(key, args.num_chains)
-        rows = {"subsample_size": args.batch_size}
-        progress.load(
-            first_state(kernel, keys, args.num_warmup, None, (x, y), rows, None)
-        )
-    runs = run_chunks(
-        kernel,
-        key,
-        x,
-        y,
-        subsample_size=args.batch_size,
-        num_warmup=args.num_warmup,
-        num_samples=args.num_samples,
-        num_chains=args.num_chains,
-        thinning=args.thinning,
-        chunk=chunk,
-        extra_fields=tuple(fields),
-        state=progress.state,
-        step=progress.step,
-        yield_warmup=True,
-        progress_bar=args.progress_bar,
-    )
-    send: Any = None
-    spent = 0.0
-    if pdmp and progress.step:
-        spent = float(np.mean(progress.state.totals.num_grad))
-    while True:
-        try:
-            part = runs.send(send)
-        except StopIteration:
-            break
-        send, steps = None, part.step - progress.step
-        progress.state, progress.step = part.state, part.step
-        num = next(iter(part.samples.values())).shape[1]
-        if num == 0 and pdmp and args.draw_time is None:
-            grads = float(np.mean(part.state.totals.num_grad))
-            send = _tuned(part.state, (grads - spent) / steps, args.gradients_per_draw)
-            spent, progress.state = grads, send
-        if num:
-            _take(args, part, streams, progress, every)
-        progress.save()
-    kept, extra = joined(progress.kept), joined(progress.extra)
-    return kept, progress.state, extra, every
-
-
-def _take(args, part, streams, progress, every):
-    """Predict with the draws of a chunk, and keep some of them."""
-    progress.extra.append(jax.tree.map(np.asarray, part.extra_fields))
-    weights = None
-    if args.sampler == "sgld":  # steps that fall, as Welling and Teh weigh them
-        weights = part.extra_fields["step_size"]
-    for stream in streams:
-        stream.update(part.samples, weights, batch_ndims=2)
-    num = next(iter(part.samples.values())).shape[1]
-    chosen = [k for k in range(num) if (progress.done + k + 1) % every == 0]
-    if chosen:
-        progress.kept.append(
-            {k: np.asarray(a[:, chosen]) for k, a in part.samples.items()}
-        )
-    progress.done += num
-
-
-def describe(kernel: Any, state: Any, kept: Any, extra: Any, thinning: int) -> dict:
-    """What is to be said of a run, as plain numbers, and the report of a PDMP."""
-    result: dict[str, Any] = {"gradients_per_draw": extra["num_grad"].mean()}
-    result["diverging"] = int(extra["diverging"].sum())
-    if not isinstance(kernel, PDMPKernel):
-        result["step_size"] = float(np.mean(extra["step_size"]))
-        return result
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        report = report_run(kernel, state, kept, extra["diverging"], thinning)
-    result.update(
-        violation_rate=report.violation_rate,
-        acceptance=report.acceptance,
-        draw_time=report.draw_time,
-        ratio_histogram=np.asarray(report.ratio_histogram).tolist(),
-        report=str(report),
-    )
-    return result
-
-
 def in_units(scores: dict[str, float], data: Data) -> dict[str, float]:
     """Scores of a regression in the units of its targets."""
     if data.num_classes is not None:
@@ -365,51 +193,6 @@ def constrained(model: Callable, mode: MAP, data: Data) -> dict[str, Array]:
     return {k: v[None] for k, v in whole.constrain_fn(mode.params).items()}
 
 
-def _load_prediction(path: Path) -> Prediction:
-    file = read_arrays(path, ANEW)
-    require_names(file, ("mean", "variance", "noise"), path, ANEW)
-    entropy = None
-    if "total" in file:
-        names = metrics.Uncertainty._fields
-        require_names(file, names, path, ANEW)
-        entropy = metrics.Uncertainty(*(file[k] for k in names))
-    mean, variance, noise = (file[k] for k in ("mean", "variance", "noise"))
-    return Prediction(mean, variance, noise, entropy, file.get("log_density"))
-
-
-def _save_prediction(path: Path, prediction: Prediction) -> None:
-    fields = {k: v for k, v in prediction._asdict().items() if v is not None}
-    entropy = fields.pop("entropy", None)
-    write_arrays(path, **fields, **({} if entropy is None else entropy._asdict()))
-
-
-def _load_draws(path: Path) -> dict[str, np.ndarray]:
-    import arviz as az
-
-    try:
-        posterior = az.from_netcdf(path).posterior.load()
-    # HDF5 raises whatever the bytes make it stumble over.
-    except Exception as error:
-        raise ValueError(
-            f"{path} is damaged or has no draws ({type(error).__name__}). {ANEW}"
-        ) from error
-    return {str(name): posterior[name].values for name in posterior}
-
-
-def _save_draws(path: Path, kept: Any, extra: Any, every: int, args: Namespace) -> None:
-    import arviz as az
-
-    index = slice(every - 1, None, every)
-    num = next(iter(kept.values())).shape[1]
-    stats = {k: v[:, index][:, :num] for k, v in extra.items()}
-    attrs = {"sampler": args.sampler, "network": args.network, "data": args.data}
-    # A dimension of one, as of a scale, has no name in common with any other.
-    tree = az.from_dict(posterior=kept, sample_stats=stats, posterior_attrs=attrs)
-    new = path.with_name(f"part_{path.name}")
-    tree.to_netcdf(str(new), engine="h5netcdf")
-    os.replace(new, path)
-
-
 def sampling_stage(
     args: Namespace, data: Data, model: Callable, mode: MAP, outside: Any, say: Callable
 ) -> tuple[Prediction, Prediction | None, dict[str, Any]]:
@@ -419,8 +202,8 @@ def sampling_stage(
     done = out / "sampling.json"
     if done.is_file():
         say("Draws: from their files.")
-        other = _load_prediction(files[1]) if outside is not None else None
-        return _load_prediction(files[0]), other, read_json(done, ANEW)
+        other = load_prediction(files[1]) if outside is not None else None
+        return load_prediction(files[0]), other, read_json(done, ANEW)
     clock = time.perf_counter()
     x, y = jnp.asarray(data.x_train), jnp.asarray(data.y_train)
     kernel = make_kernel(args, model, mode, x, y)
@@ -435,34 +218,14 @@ def sampling_stage(
     )
     results = [stream.result() for stream in streams]
     for file, result in zip(files, results, strict=False):
-        _save_prediction(file, result)
-    _save_draws(out / "draws.nc", kept, extra, every, args)
+        save_prediction(file, result)
+    save_draws(out / "draws.nc", kept, extra, every, args)
     content = describe(kernel, state, kept, extra, args.thinning * every)
-    content["mixing"] = _mixing(model, kept, data)
+    content["mixing"] = describe_mixing(model, kept, data)
     content["seconds"] = time.perf_counter() - clock
     write_json(done, content)
     path.unlink(missing_ok=True)
     return results[0], results[1] if len(results) > 1 else None, content
-
-
-def _mixing(model: Callable, kept: Any, data: Data) -> dict[str, Any]:
-    """Effective sizes of the kept draws, as far as there are enough."""
-    if next(iter(kept.values())).shape[1] < 8:
-        return {}
-    probes = jnp.asarray(data.x_test[:NUM_PROBES])
-    values = mixing(function_values(model, kept, probes, batch_ndims=2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the result says whether it drifts
-        components = principal_components(kept)
-    return {
-        "num_draws": int(np.prod(next(iter(kept.values())).shape[:2])),
-        "function_ess_median": float(np.nanmedian(values.ess)),
-        "function_ess_min": float(np.nanmin(values.ess)),
-        "function_r_hat_max": float(np.nanmax(values.r_hat)),
-        "component_ess": components.mixing.ess.tolist(),
-        "component_r_hat": components.mixing.r_hat.tolist(),
-        "drifts": components.drifts,
-    }
 
 
 def run(args: Namespace) -> dict[str, Any]:
@@ -531,7 +294,7 @@ def run(args: Namespace) -> dict[str, Any]:
         from numpyro_pdmp.bnn.figures import draw_figures
 
         path = out / "draws.nc"
-        draws = _load_draws(path) if sampling else None
+        draws = load_draws(path) if sampling else None
         draw_figures(out, args, data, model, point, prediction, other, sampling, draws)
     write_json(out / "metrics.json", content)
     return content

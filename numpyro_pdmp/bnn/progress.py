@@ -11,7 +11,7 @@ import numpy as np
 
 import jax
 
-from numpyro_pdmp.bnn.predict import StreamingPrediction, Sums
+from numpyro_pdmp.bnn.streaming import StreamingPrediction, Sums
 from numpyro_pdmp.storage import read_arrays, restored_tree, tree_arrays, write_arrays
 
 #: seconds between two writings

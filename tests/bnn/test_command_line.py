@@ -16,12 +16,13 @@ import jax.numpy as jnp
 
 import numpyro
 import numpyro.distributions as dist
+from numpyro.handlers import seed, trace
 from numpyro_pdmp import BPS, MAP, SGHMC, SGLD, Boomerang, Scale, SigmaBPS, ZigZag
-from numpyro_pdmp.bnn import pipeline
+from numpyro_pdmp.bnn import pipeline, sampling
 from numpyro_pdmp.bnn.__main__ import main, parser, prepare
 from numpyro_pdmp.bnn.data import load_data, load_outside
-from numpyro_pdmp.bnn.predict import StreamingPrediction
 from numpyro_pdmp.bnn.progress import Progress
+from numpyro_pdmp.bnn.streaming import StreamingPrediction
 from numpyro_pdmp.storage import tree_arrays
 
 
@@ -126,11 +127,11 @@ def test_stages(directory, tmp_path, capsys, monkeypatch):
     content = json.loads((out / "metrics.json").read_text())
     assert content["map"]["rmse"] < 2  # of a standard deviation of 3
     assert content["posterior"]["rmse"] < 2
-    sampling = content["sampling"]
-    assert 2 < sampling["gradients_per_draw"] < 60  # warm-up is very short here
-    assert sampling["draw_time"] != pipeline.FIRST_DRAW_TIME
-    assert "gradient evaluations a step" in sampling["report"]
-    assert sampling["mixing"]["num_draws"] == 12
+    said = content["sampling"]
+    assert 2 < said["gradients_per_draw"] < 60  # warm-up is very short here
+    assert said["draw_time"] != sampling.FIRST_DRAW_TIME
+    assert "gradient evaluations a step" in said["report"]
+    assert said["mixing"]["num_draws"] == 12
     figures = {"prediction.png", "components.png", "ratios.png"}
     assert figures <= {p.name for p in out.iterdir()}
     assert not [p.name for p in out.iterdir() if "part" in p.name]
@@ -197,7 +198,7 @@ def test_sampling_goes_on(tmp_path, monkeypatch):
             streams = [StreamingPrediction(model, x, x[:, 0])]
             kernel = Boomerang(model, draw_time=0.01)
             try:
-                result = pipeline.sample(args, data, kernel, streams, 12, path)
+                result = sampling.sample(args, data, kernel, streams, 12, path)
             except KeyboardInterrupt:
                 pass
         monkeypatch.undo()
@@ -232,11 +233,11 @@ def test_samplers(sampler, kind, monkeypatch):
     def reference(*args, **kwargs):
         return Scale(jnp.zeros(2), jnp.array([1.0, 4.0]))
 
-    monkeypatch.setattr(pipeline, "laplace_reference", reference)
+    monkeypatch.setattr(sampling, "laplace_reference", reference)
     command = ["--sampler", sampler, "--step-size", "0.1", "--out", "", "--draw-time"]
     args = parser().parse_args([*command, "0.3", "--refresh-rate", "0.7"])
     args.num_warmup, args.num_samples = 10, 90
-    kernel = pipeline.make_kernel(args, lambda x, y: None, None, None, None)
+    kernel = sampling.make_kernel(args, lambda x, y: None, None, None, None)
     assert isinstance(kernel, kind)
     if sampler == "bps":  # one scale: the geometric mean
         assert_allclose(kernel._reference.factor, 2)
@@ -258,15 +259,29 @@ def test_the_papers_boomerang(monkeypatch):
         given.update(kwargs)
         return Scale(jnp.zeros(2), jnp.ones(2))
 
-    monkeypatch.setattr(pipeline, "laplace_reference", reference)
+    monkeypatch.setattr(sampling, "laplace_reference", reference)
     command = ["--out", "", "--prior", "flat", "--target", "reference_prior"]
     args = parser().parse_args([*command, "--gamma", "0.1", "--damping", "2"])
-    kernel = pipeline.make_kernel(args, lambda x, y: None, None, None, None)
+    kernel = sampling.make_kernel(args, lambda x, y: None, None, None, None)
     assert not kernel._sampler.residual
     assert given["gamma"] == 0.1 and given["damping"] == 2
     args = parser().parse_args(["--out", ""])
-    kernel = pipeline.make_kernel(args, lambda x, y: None, None, None, None)
+    kernel = sampling.make_kernel(args, lambda x, y: None, None, None, None)
     assert kernel._sampler.residual and kernel._sampler.refresh_rate == 3
+
+
+def test_temperature_of_the_likelihood():
+    """By the data unless given, and of the model, so of MAP and sampler alike."""
+    args = parser().parse_args(["--out", ""])
+    assert args.temperature is None
+    assert pipeline.defaults("digits")["temperature"] < 1
+    assert pipeline.defaults("mnist")["temperature"] == 1
+    assert pipeline.defaults("yacht")["temperature"] == 1
+    args.network, args.temperature = "digits_cnn", 0.25
+    data, _, model = pipeline.make_model(args, load_data("digits", rows=4))
+    sites = trace(seed(model, 0)).get_trace(data.x_train, data.y_train)
+    assert sites["y"]["scale"] == 4
+    assert all(s["scale"] is None for name, s in sites.items() if "net." in name)
 
 
 def test_no_sampler(directory, tmp_path):
