@@ -96,13 +96,17 @@ class Boomerang(PDMPKernel):
     :param callable init_strategy: a per-site initialization function.
     :param bool forward_mode_differentiation: whether to use forward-mode
         differentiation, for models that need it.
-    :param bool potential_energy: whether to evaluate the potential energy of every
-        draw (one evaluation without gradient). Defaults to True on full data; if
-        subsampled it would be an estimate from one batch, at the cost of a batch (see
-        :func:`~numpyro_pdmp.full_potential` for the exact one).
+    :param bool potential_energy: whether the state has the potential energy of its
+        draw. By default it does on full data, and evaluates it only where it is looked
+        at: if it is one of ``extra_fields``, and otherwise, to see that it is
+        finite, at all draws of warm-up and one in 16 after it, or all once one was not.
+        With True it is evaluated at every draw and kept, also as an
+        estimate from one batch if subsampled, at the cost of a batch (see
+        :func:`~numpyro_pdmp.full_potential` for the exact one). With False it is NaN.
     :param bool hard_walls: whether to evaluate the potential with every gradient, for
         densities that are zero in a region where the gradient is finite. Without it
-        such regions are entered, and draws there are flagged as ``diverging``.
+        such regions are entered, and of the draws there those that are looked at (see
+        ``potential_energy``) are flagged as ``diverging``.
     :param int max_grad: bound on the gradient evaluations of a draw. A draw that
         reaches it is cut off and flagged as ``diverging``.
     :param str batch: for models with subsampled plates: ``"proposal"``, a fresh

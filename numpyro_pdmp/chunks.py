@@ -16,6 +16,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key, nested_attrgetter
 from numpyro_pdmp.initialize import jit_arrays
+from numpyro_pdmp.model_kernel import ModelKernel
 from numpyro_pdmp.options import require_count
 from numpyro_pdmp.shards import plain
 
@@ -191,6 +192,8 @@ def _chunks(
             return z if transform is None else transform(z)
 
         def kept(state):
+            if isinstance(kernel, ModelKernel):
+                state = kernel._with_energy(state, args, kwargs)
             z = nested_attrgetter(field)(state)
             extra = {name: nested_attrgetter(name)(state) for name in names}
             if single:

@@ -191,7 +191,8 @@ class Plan(NamedTuple):
     order: Array  # () of the control variates
     kind: Array  # () of rows: 0 any, 1 those of unequal probabilities, 2 runs
     importance: dict[str, Importance] | None  # those probabilities
-    noise: Array  # () standard deviation of the rate over batches
+    noise: Array  # () standard deviation of the rate over batches, at typical places
+    near: Array  # () the same where a path begins: near the centre of a large model
 
 
 def plan_batches(
@@ -250,15 +251,15 @@ def plan_batches(
         shuffled = jnp.less_equal(runs, MORE_NOISE * equal) & many
         kind = jnp.where(other < factor, 1, jnp.where(shuffled, 2, 0))
     noise = jnp.select([kind == 1, kind == 2], [unequal, runs], equal)
-    if near.ndim and not model.is_small:
-        noise = jnp.sqrt(near)
+    near = jnp.sqrt(near) if near.ndim and not model.is_small else noise
     costs = jnp.asarray([GRADIENT_COSTS[k] for k in orders])
     costs *= jnp.where(kind == 1, other, factor)
     best = jnp.argmin(jnp.where(jnp.isfinite(costs), costs, jnp.inf))
     importance = None
     if batching in ("auto", "importance"):
         importance = jax.tree.map(lambda a: a[best], tables)
-    return Plan(jnp.asarray(orders)[best], kind[best], importance, noise[best])
+    order = jnp.asarray(orders)[best]
+    return Plan(order, kind[best], importance, noise[best], near[best])
 
 
 def weighted_plates(plates: Plates) -> Plates:

@@ -38,9 +38,11 @@ from numpyro_pdmp.process.path import (
     reset_stats,
     restart_path,
 )
+from numpyro_pdmp.process.pieces import in_pieces
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.spike_slab import check_sticky
 from numpyro_pdmp.start import first_chain
+from numpyro_pdmp.state import Energy
 from numpyro_pdmp.warmup import (
     draw_moments,
     renew,
@@ -52,6 +54,8 @@ from numpyro_pdmp.warmup import (
 AHEAD, AHEAD_LIMIT = 8, 1024
 #: bound on the gradients of one draw while the scale may still be wrong
 WARMUP_MAX_GRAD = 100
+#: one draw in so many is looked at for an energy that is not finite, if none has been
+LOOK = 16
 
 
 class PDMPKernel(ModelKernel):
@@ -227,8 +231,58 @@ class PDMPKernel(ModelKernel):
             state, adapt_state, draw, last, single, functions.subsampled
         )
         adapt_state = adapt_state._replace(importance=importance)
-        return state._replace(
+        state = state._replace(
             i=state.i + 1, adapt_state=adapt_state, path=path, rng_key=path.rng_key
+        )
+        state = self._with_energy(state, model_args, model_kwargs)
+        if state.energy.of is not None:
+            outside = self._outside(state)
+            state = state._replace(
+                diverging=state.diverging | outside, walls=state.walls | outside
+            )
+        return state
+
+    def _with_energy(self, state, model_args, model_kwargs):
+        if self._potential_energy is not None or state.path.batches is not None:
+            return state
+
+        def energy(state):
+            single = is_prng_key(state.rng_key)
+            one = state.z if single else first_chain(state.z)
+            functions = self._functions(model_args, model_kwargs)
+            unravel = ravel_pytree(one)[1]
+            target = self._target(functions, unravel, None)
+            kappa = self._kappa(None, one, model_args, model_kwargs)
+
+            def of_draw(z):
+                return self._draw_energy(target, None, kappa, ravel_pytree(z)[0])
+
+            return of_draw(state.z) if single else jax.vmap(of_draw)(state.z)
+
+        return state._replace(energy=Energy(of=energy))
+
+    def _draw_energy(self, target, path, kappa, x):
+        """Potential energy of a draw, with the mass of the atoms if it is sticky."""
+        energy = self._energy(target, path, x)
+        if kappa is not None:
+            frozen = (x == 0) & jnp.isfinite(kappa)
+            energy = energy + jnp.sum(jnp.where(frozen, jnp.log(kappa), 0))
+        return jnp.asarray(energy, x.dtype)
+
+    def _outside(self, state):
+        """Whether a draw's energy is not finite.
+
+        Where the density is zero but its gradient is finite nothing else tells. All
+        draws of warm-up are looked at, and all after one that was outside; else a few.
+        """
+        number = jnp.ravel(state.i)[0]  # all chains are at the same draw
+        # Multiples of the golden ratio, of which no thinning leaves out the small ones.
+        turned = number.astype(jnp.uint32) * jnp.uint32(2654435769)
+        in_warmup = number <= jnp.ravel(state.adapt_state.num_warmup)[0]
+        return lax.cond(
+            in_warmup | jnp.any(state.walls) | (turned < 2**32 // LOOK),
+            lambda: ~jnp.isfinite(state.potential_energy),
+            lambda: jnp.zeros_like(state.diverging),
         )
 
     @property
@@ -285,7 +339,7 @@ class PDMPKernel(ModelKernel):
 
         path, _, sums = lax.while_loop(
             lambda carry: waits(carry[0]) & (carry[0].stats.num_grad < max_grad),
-            body,
+            in_pieces(body),
             (path, tick.draw(path), self._zero_sums(path)),
         )
         path = path._replace(stats=path.stats.with_cut_off(waits(path)))
@@ -304,7 +358,6 @@ class PDMPKernel(ModelKernel):
             z,
             path.stats,
             frozen,
-            functions,
             target,
             unravel,
             kappa,
@@ -346,18 +399,26 @@ class PDMPKernel(ModelKernel):
             state = state._replace(path=path, queue=queue)
             _, target, _ = self._parts(adapt_state, **context)
             state = self._recorded(
-                state, adapt_state, z, stats, None, target=target, **context
+                state,
+                adapt_state,
+                z,
+                stats,
+                None,
+                target,
+                context["unravel"],
+                context["kappa"],
             )
             return state, draw_moments(z, sums, elapsed, stats)
 
-        body: Any = jax.vmap(one, in_axes=(0, 0, 0, 0, 0, axis))
-        carry = jax.vmap(begin, in_axes=(0, axis))(state, adapt_state)
+        body: Any = in_pieces(jax.vmap(one, in_axes=(0, 0, 0, 0, 0, axis)))
+        carry = in_pieces(jax.vmap(begin, in_axes=(0, axis)))(state, adapt_state)
         carry = lax.while_loop(
             lambda carry: jnp.any(carry[2].num == 0),
             lambda carry: body(*carry, adapt_state),
             carry,
         )
-        return jax.vmap(finish, in_axes=(0, 0, axis))(carry, state, adapt_state)
+        finish_all = in_pieces(jax.vmap(finish, in_axes=(0, 0, axis)))
+        return finish_all(carry, state, adapt_state)
 
     def _recorded(
         self,
@@ -366,7 +427,6 @@ class PDMPKernel(ModelKernel):
         z,
         stats,
         frozen,
-        functions,
         target,
         unravel,
         kappa,
@@ -375,19 +435,19 @@ class PDMPKernel(ModelKernel):
         x = adapt_state.scale.position(z)
         if frozen is not None:
             x = jnp.where(frozen, 0, x)
-        wanted = self._wants_energy(functions)
-        energy = self._energy(target, state.path, x) if wanted else jnp.nan
-        if frozen is not None:  # the mass of the atoms
-            energy = energy + jnp.sum(jnp.where(frozen, jnp.log(kappa), 0))
-        outside = ~jnp.isfinite(energy) & wanted
+        diverging = stats.num_nonfinite + stats.num_cut_off > 0
+        energy = None
+        if self._potential_energy:
+            energy = self._draw_energy(target, state.path, kappa, x)
+            diverging = diverging | ~jnp.isfinite(energy)
         first = state.i == adapt_state.num_warmup
         totals = jax.tree.map(
             lambda old, new: jnp.where(first, new, old + new), state.totals, stats
         )
         return state._replace(
             z=unravel(x),
-            potential_energy=jnp.asarray(energy, x.dtype),
-            diverging=(stats.num_nonfinite + stats.num_cut_off > 0) | outside,
+            diverging=diverging,
+            energy=Energy(energy),
             stats=stats,
             whitened=z if frozen is None else jnp.where(frozen, 0, z),
             totals=totals,
@@ -419,7 +479,7 @@ class PDMPKernel(ModelKernel):
             single,
         )
         adapt_state = lax.cond(
-            i < num_warmup, tuned, lambda s, *_: s, adapt_state, draw, last
+            i < num_warmup, in_pieces(tuned), lambda s, *_: s, adapt_state, draw, last
         )
         if not renews:
             return adapt_state, path
@@ -458,7 +518,9 @@ class PDMPKernel(ModelKernel):
 
         # The last window may end with warm-up, and so the condition on both.
         at_end = jnp.any(ends == i + 1) & (i < num_warmup)
-        return lax.cond(at_end, renewed, lambda *args: args, adapt_state, path)
+        return lax.cond(
+            at_end, in_pieces(renewed), lambda *args: args, adapt_state, path
+        )
 
     def _for_groups(self, fn, single):
         """Lift ``fn(adapt_state, *chains)`` to chains that share their adaptation."""
@@ -474,10 +536,12 @@ class PDMPKernel(ModelKernel):
 
     def refresh(self, state, model_args, model_kwargs):
         """Forget what is known of the rates: the conditioning has changed."""
-        functions = self._functions(model_args, model_kwargs)
         draw_time = state.adapt_state.draw_time
         path = continue_from_output(state.path, self._sampler, draw_time)
-        wanted = self._wants_energy(functions)
-        energy = functions.potential_fn(state.z) if wanted else jnp.nan
-        energy = jnp.asarray(energy, state.potential_energy.dtype)
-        return state._replace(path=path, potential_energy=energy)
+        state = state._replace(path=path)
+        if self._potential_energy:
+            functions = self._functions(model_args, model_kwargs)
+            energy = functions.potential_fn(state.z)
+            energy = jnp.asarray(energy, state.potential_energy.dtype)
+            return state._replace(energy=Energy(energy))
+        return self._with_energy(state, model_args, model_kwargs)

@@ -75,11 +75,9 @@ class ModelKernel(StartMixin, MCMCKernel):
             self._hard_walls,
         )
 
-    def _wants_energy(self, functions):
-        """Whether draws come with their potential energy."""
-        if self._potential_energy is None:
-            return functions.subsampled is None
-        return self._potential_energy
+    def _with_energy(self, state, model_args, model_kwargs):
+        """The state, whose energy can be asked for while the data are at hand."""
+        return state
 
     def _kappa(self, subsampled, z, model_args, model_kwargs):
         """Rates of thawing of a sticky path; None if it is not."""

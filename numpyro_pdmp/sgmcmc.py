@@ -232,9 +232,11 @@ class SGMCMCKernel(ModelKernel):
         z = move(state.whitened)
         return state._replace(adapt_state=found, whitened=z, last=z)
 
-    def _with_noise(self, chain, noise):
-        # Of the rate along a vector that has length 1 in each coordinate.
-        variance = noise**2 / chain.whitened.size
+    def _with_noise(self, chain, plan):
+        # Of the rate along a vector that has length 1 in each coordinate; nothing
+        # refines a step size, so it has to be for where the chain is going.
+        noise = jnp.where(jnp.isfinite(plan.noise), plan.noise, plan.near)
+        variance = jnp.nan_to_num(noise, posinf=0) ** 2 / chain.whitened.size
         dtype = chain.whitened.dtype
         return chain.adapt_state._replace(gradient_variance=variance.astype(dtype))
 
@@ -251,7 +253,7 @@ class SGMCMCKernel(ModelKernel):
         return SGMCMCState(
             i=count,
             z=z,
-            potential_energy=zero + energy,
+            potential_energy=zero + (energy if self._potential_energy else jnp.nan),
             num_grad=count,
             num_rejected=count,
             diverging=jnp.zeros((), bool),

@@ -44,7 +44,7 @@ from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.process.sticky import start_stuck
 from numpyro_pdmp.reference import reference_scale
 from numpyro_pdmp.shards import check_copies
-from numpyro_pdmp.state import PDMPState
+from numpyro_pdmp.state import Energy, PDMPState
 from numpyro_pdmp.subsample import SMALL_MODEL, as_jax_rows, is_small
 from numpyro_pdmp.target import find_start_subsampled
 from numpyro_pdmp.warmup import (
@@ -142,9 +142,7 @@ class StartMixin:
             if init_params is None and self._reference is not None:
                 z, energy = self._reference_start(z, vmap, model_args, kwargs)
             init_state = partial(self._init_state, source, num_warmup)
-            wanted = self._wants_energy(functions)
-            recorded = energy if wanted else jnp.full_like(energy, jnp.nan)
-            state = vmap(init_state)(key, random_numbers, z, recorded)
+            state = vmap(init_state)(key, random_numbers, z, energy)
             ahead = 0 if single else self._max_ahead(dim)
             if ahead:
                 queue = vmap(partial(empty_queue, capacity=ahead))(state.path)
@@ -204,7 +202,7 @@ class StartMixin:
             # Not compiled, NumPyro explains which site is at fault.
             start_key = vmap(lambda key: random.split(key)[1])(rng_key)
             search(start_key, model_args, kwargs)
-        return state
+        return self._with_energy(state, model_args, kwargs)
 
     def _start_numbers(self, source, dim, dtype, rng_key):
         """Uniform variables for the state of a chain, and words for its batches."""
@@ -297,14 +295,17 @@ class StartMixin:
         return PDMPState(
             i=jnp.zeros((), int),
             z=z,
-            potential_energy=jnp.asarray(energy, dtype),
             diverging=jnp.zeros((), bool),
+            energy=Energy(
+                jnp.asarray(energy, dtype) if self._potential_energy else None
+            ),
             stats=path.stats,
             adapt_state=adapt_state,
             path=path,
             whitened=normal(uniform[dim + 1 :]),  # until the first draw: noise
             totals=path.stats,
             queue=None,
+            walls=jnp.zeros((), bool),
             rng_key=rng_key,
         )
 
@@ -390,8 +391,7 @@ class StartMixin:
         held = self._batch == "event" and self._batching == "auto"
         batching = "without_replacement" if held else self._batching
         plan = plan_batches(functions.subsampled, scale, control, orders, batching)
-        noise = jnp.nan_to_num(plan.noise, posinf=0)
-        adapt_state = self._with_noise(chain, noise)._replace(
+        adapt_state = self._with_noise(chain, plan)._replace(
             scale=scale, control=control, importance=plan.importance
         )
 
@@ -411,9 +411,9 @@ class StartMixin:
             )
         return state._replace(adapt_state=adapt_state), (plan.order, plan.kind)
 
-    def _with_noise(self, chain, noise):
+    def _with_noise(self, chain, plan):
         """With an envelope above most of the noise, for warm-up to refine."""
-        adapt_state = chain.adapt_state
+        noise, adapt_state = jnp.nan_to_num(plan.near, posinf=0), chain.adapt_state
         if not self._scheme.tunes_offset:
             return adapt_state
         tuning = adapt_state.tuning

@@ -307,10 +307,12 @@ def box(x):
     return jnp.where(jnp.all(jnp.abs(x) < 1), 0.5 * jnp.sum(x**2), jnp.inf)
 
 
-def walled_run(kernel, potential_fn):
+def walled_run(kernel, potential_fn, num_warmup=200, **options):
     # With a given metric there is no descent, which compiles in half the time.
-    kernel = kernel(potential_fn=potential_fn, inverse_mass_matrix=np.ones(2))
-    mcmc = MCMC(kernel, num_warmup=200, num_samples=4000, progress_bar=False)
+    kernel = kernel(
+        potential_fn=potential_fn, inverse_mass_matrix=np.ones(2), **options
+    )
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=4000, progress_bar=False)
     mcmc.run(random.key(0), init_params=np.full(2, 0.1), extra_fields=ALL_STATS)
     return mcmc
 
@@ -346,11 +348,17 @@ def test_energy_that_becomes_nan(kernel):
         assert np.sum(draws**2, 1).max() < 4.001
 
 
-def test_draws_behind_an_unseen_wall_are_flagged():
-    mcmc = walled_run(BPS, box)
+@pytest.mark.parametrize("num_warmup, looks", ((200, None), (0, None), (200, True)))
+def test_draws_behind_an_unseen_wall_are_flagged(num_warmup, looks):
+    mcmc = walled_run(BPS, box, num_warmup, potential_energy=looks)
     fields = mcmc.get_extra_fields()
     outside = ~np.isfinite(fields["potential_energy"])
-    assert np.any(outside) and np.all(fields["diverging"][outside])
+    assert not np.any(fields["diverging"][~outside])
+    flagged = np.asarray(fields["diverging"][outside])
+    # Without a warm-up one draw in 16 is looked at, until the first that is outside.
+    first = 0 if num_warmup else np.argmax(flagged)
+    assert first < 100 and len(flagged) > 1000
+    assert np.all(flagged[first:])
     assert "hard_walls" in str(check(mcmc))
 
 

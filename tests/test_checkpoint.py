@@ -7,6 +7,7 @@ import errno
 import os
 from pathlib import Path
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -188,6 +189,12 @@ def test_damaged_files_are_refused_and_left(whole, tmp_path, name, damage):
     path = shutil.copytree(whole[1], tmp_path / "run")
     data = (path / name).read_bytes()
     middle = len(data) // 2
+    if name.endswith(".npz"):
+        # Within an array: most bytes between two of them, such as dates, mean nothing.
+        with zipfile.ZipFile(path / name) as archive:
+            largest = max(archive.infolist(), key=lambda member: member.compress_size)
+        middle = data.index(b"\x93NUMPY", largest.header_offset)
+        middle += largest.compress_size - 1
     data = {
         "cut": data[:middle],
         "flip": data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :],

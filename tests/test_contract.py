@@ -38,7 +38,15 @@ from numpyro.infer.util import (
     potential_energy,
     unconstrain_fn,
 )
-from numpyro_pdmp import ALL_STATS, BPS, SBPS, Boomerang, ForwardBPS, ZigZag
+from numpyro_pdmp import (
+    ALL_STATS,
+    BPS,
+    SBPS,
+    Boomerang,
+    ForwardBPS,
+    ZigZag,
+    run_chunks,
+)
 from numpyro_pdmp.process import REFRESH
 
 KERNELS = (BPS, Boomerang, ZigZag)
@@ -295,6 +303,87 @@ def test_potential_energy_is_the_models(finished):
     expected = jax.vmap(jax.vmap(energy))(draws)
     actual = finished.get_extra_fields(True)["potential_energy"][:, ::8]
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def counted_quadratic():
+    """A potential, and how often its value is had, not counting gradients."""
+    count = np.zeros((), int)
+
+    def add(energy):
+        np.add(count, 1, out=count)
+        return np.asarray(energy)
+
+    @jax.custom_vjp
+    def potential(x):
+        energy = quadratic(x)
+        return jax.pure_callback(add, energy, energy, vmap_method="expand_dims")
+
+    potential.defvjp(lambda x: (quadratic(x), x), lambda x, g: (g * (x - 1),))
+    return potential, count
+
+
+@pytest.mark.parametrize("num_chains", (1, 3))
+def test_potential_energy_costs_nothing_unless_collected(num_chains):
+    potential, count = counted_quadratic()
+    start = np.ones((num_chains, 2) if num_chains > 1 else 2)
+
+    def run(extra_fields=(), **options):
+        mcmc = MCMC(
+            BPS(potential_fn=potential, inverse_mass_matrix=np.ones(2), **options),
+            num_warmup=0,
+            num_samples=320,
+            num_chains=num_chains,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(random.key(0), init_params=start, extra_fields=extra_fields)
+        return mcmc
+
+    run()
+    assert 10 < count < 30  # at one draw in 16, of all chains at once
+    asked = run(("potential_energy",))
+    assert count > 320
+    assert np.all(np.isnan(asked.last_state.potential_energy))
+    kept = run(("potential_energy",), potential_energy=True)
+    for mcmc in (asked, kept):
+        energy = mcmc.get_extra_fields(True)["potential_energy"]
+        expected = 0.5 * np.sum((mcmc.get_samples(True) - 1) ** 2, -1)
+        np.testing.assert_allclose(energy, expected, rtol=1e-4, atol=1e-5)
+    last = pickle.loads(pickle.dumps(kept.last_state)).potential_energy
+    np.testing.assert_array_equal(np.ravel(last), energy[:, -1])
+
+
+def test_potential_energy_of_resumed_and_other_runs():
+    """With data as arguments, of runs that go on, and of thinned chunks."""
+    fields, found = ("potential_energy",), []
+    data = jnp.asarray(X), jnp.asarray(Y)
+    mcmc = MCMC(
+        Boomerang(regression),
+        num_warmup=20,
+        num_samples=10,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+        jit_model_args=True,
+    )
+    mcmc.run(random.key(0), *data)
+    for _ in range(2):
+        mcmc.post_warmup_state = pickle.loads(pickle.dumps(mcmc.last_state))
+        mcmc.run(mcmc.last_state.rng_key, *data, extra_fields=fields)
+        found.append((mcmc.get_samples(True), mcmc.get_extra_fields(True)))
+    chunks = run_chunks(
+        mcmc, random.key(0), *data, thinning=3, chunk=2, extra_fields=fields
+    )
+    found.extend((chunk.samples, chunk.extra_fields) for chunk in chunks)
+
+    def energy(draw):
+        z = unconstrain_fn(regression, data, {}, draw)
+        return potential_energy(regression, data, {}, z)
+
+    for samples, extra in found:
+        draws = {k: v for k, v in samples.items() if k in SITES}
+        expected = jax.vmap(jax.vmap(energy))(draws)
+        np.testing.assert_allclose(extra["potential_energy"], expected, rtol=1e-4)
 
 
 def test_potential_energy_can_be_left_out():
@@ -579,9 +668,10 @@ def test_refresh_stays_on_the_path(kernel):
 
     def step(state, _):
         state = kernel.sample(state, (), {})
-        return state, (state, kernel.refresh(state, (), {}))
+        new = kernel.refresh(state, (), {})
+        return state, (state, new, state.potential_energy, new.potential_energy)
 
-    old, new = jax.jit(lambda s: lax.scan(step, s, None, 20))(state)[1]
+    old, new, *energies = jax.jit(lambda s: lax.scan(step, s, None, 20))(state)[1]
     time = old.path.t_output - 0.3  # of the draw, from the start of the stretch
     assert np.any(time > 0.01)
     z, v = jax.vmap(kernel._sampler.flow)(old.path.z_from, old.path.v_from, time)
@@ -592,7 +682,8 @@ def test_refresh_stays_on_the_path(kernel):
     np.testing.assert_allclose(new.path.t_refresh, t_refresh, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(new.path.t_output, 0.3)
     np.testing.assert_array_equal(new.z, old.z)
-    np.testing.assert_allclose(new.potential_energy, old.potential_energy, atol=1e-5)
+    np.testing.assert_allclose(*energies, atol=1e-5)
+    assert np.all(np.isfinite(energies))
 
 
 def test_refresh_keeps_the_law():

@@ -13,7 +13,7 @@ import pytest
 import jax.numpy as jnp
 
 from numpyro_pdmp import MAP, Chunk, checkpoint
-from numpyro_pdmp.bnn import __main__ as command, pipeline
+from numpyro_pdmp.bnn import __main__ as command, pipeline, results
 
 COMMON: Any = {
     "deadline": None,
@@ -64,7 +64,7 @@ RUN = {"format": checkpoint.FORMAT, "kernel": "BPS", "num_chains": 2, "versions"
 def directory(tmp_path_factory):
     """A checkpoint of two chunks."""
     path = tmp_path_factory.mktemp("run")
-    pipeline.write_json(path / checkpoint.RUN, RUN)
+    results.write_json(path / checkpoint.RUN, RUN)
     for i in range(2):
         fields = {"diverging": np.zeros((2, 10), bool)}
         chunk = Chunk({"w": DRAWS + i}, fields, STATE, 10 * (i + 1))
@@ -187,7 +187,7 @@ def test_damaged_results(tmp_path_factory, damage, name):
     arguments = ["--out", str(out), "--force", "--quiet"]
     args = command.parser().parse_args(arguments)
     assert command.prepare(args)
-    pipeline.write_json(out / "metrics.json", {"map": {"accuracy": 0.5}})
+    results.write_json(out / "metrics.json", {"map": {"accuracy": 0.5}})
     path = out / name
     path.write_bytes(damage(path.read_bytes()))
     before = path.read_bytes()
@@ -203,8 +203,8 @@ def test_damaged_draws(tmp_path, content):
 
     path = tmp_path / "draws.nc"
     az.from_dict(posterior={"w": DRAWS}).to_netcdf(str(path), engine="h5netcdf")
-    np.testing.assert_array_equal(pipeline._load_draws(path)["w"], DRAWS)
+    np.testing.assert_array_equal(results.load_draws(path)["w"], DRAWS)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2] if content is None else content)
     with pytest.raises(ValueError, match="draws.nc is damaged or has no draws"):
-        pipeline._load_draws(path)
+        results.load_draws(path)

@@ -14,7 +14,7 @@ import numpyro
 from numpyro.diagnostics import effective_sample_size
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
-from numpyro_pdmp import BPS, Boomerang, Scale, ZigZag
+from numpyro_pdmp import BPS, SGLD, Boomerang, Scale, ZigZag
 from numpyro_pdmp.batch import draw_batch, num_words
 from numpyro_pdmp.control_variates import control_variate, gradient
 from numpyro_pdmp.importance import (
@@ -264,3 +264,29 @@ def test_noise_of_consecutive_rows():
 
     found = jnp.sqrt(jnp.mean(jnp.var(rates(jnp.arange(0, len(y), 20)), 0)))
     np.testing.assert_allclose(plan.noise, found, rtol=0.01)
+
+
+def test_steps_of_a_large_model_are_for_typical_places():
+    """Envelopes begin with the noise near the centre, but steps are never refined."""
+    dim = 1100
+    x = jnp.asarray(np.random.default_rng(0).normal(size=200), jnp.float32)
+
+    def model(x):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([dim]).to_event(1))
+        with numpyro.plate("data", 200, subsample_size=20):
+            x = numpyro.subsample(x, event_dim=0)
+            numpyro.factor("rows", -0.01 * x * jnp.sum(w**2))  # noise grows with w
+
+    subsampled = SubsampledModel(model, (x,))
+    scale = Scale(jnp.zeros(dim), jnp.ones(dim))
+    plan = jax.jit(
+        lambda: plan_batches(subsampled, scale, None, (0,), "without_replacement")
+    )()
+    np.testing.assert_allclose(plan.noise, 10 * plan.near, rtol=1e-4)
+    kernel = SGLD(model, reference=scale, control_variates=None)
+    state = kernel.init(random.key(0), 10, None, (x,), {})
+    found = state.adapt_state
+    np.testing.assert_allclose(found.gradient_variance, plan.noise**2 / dim, rtol=1e-4)
+    np.testing.assert_allclose(
+        found.step_size, 0.1 / (1 + found.gradient_variance), rtol=1e-5
+    )

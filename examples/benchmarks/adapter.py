@@ -37,12 +37,12 @@ def seconds(fn, *args):
 
 def per_draw(loop, state, budget):
     """Seconds a draw: the median of slopes of a compiled ``loop(state, n)``."""
-    long = 40
+    long = 5
     while seconds(loop, state, long)[0] < budget / 10:
         long *= 2
     short = long // 5
     slopes = []
-    for _ in range(5):
+    for _ in range(5 if long > 5 else 3):  # the latter: of passes over many rows
         times = [seconds(loop, state, n)[0] for n in (short, long)]
         slopes.append((times[1] - times[0]) / (long - short))
     return float(np.median(slopes))
@@ -57,39 +57,49 @@ class Result(dict):
     """What a run has found; ``draws`` are (chain, draw, dim)."""
 
 
+def sample(step, state, num_warmup, args, started):
+    """Run ``step(state) -> state, (positions, gradients)``, with chains as first axis.
+
+    One program is compiled, for any number of steps; of the draws that are kept it
+    makes one at a time, which is not in the time of a draw.
+    """
+
+    def loop(state, n):
+        return lax.fori_loop(0, n, lambda _, carry: step(carry[0]), (state, last))
+
+    last = jax.tree.map(
+        lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(step, state)[1]
+    )
+    begin = clock()
+    loop = jax.jit(loop).lower(state, 1).compile()
+    compiled = clock() - begin
+    state, _ = jax.block_until_ready(loop(state, num_warmup))
+    warm = clock()
+    time_of_draw = per_draw(loop, state, args.budget)
+    draws, grads = [], []
+    for _ in range(num_draws(time_of_draw, args)):
+        state, (x, num_grad) = loop(state, 1)
+        draws.append(np.asarray(x))
+        grads.append(np.asarray(num_grad, float))
+    return Result(
+        draws=np.stack(draws, 1),
+        seconds_a_draw=time_of_draw,
+        gradients_a_draw=float(np.mean(grads)),
+        compile_seconds=compiled,
+        warmup_seconds=warm - started - compiled,
+    )
+
+
 def sample_steps(step, states, keys, args, started):
     """Run a peer's step: ``step(state, key) -> state, (position, gradients)``."""
 
-    def loop(states, n):
-        def body(i, carry):
-            states, total = carry
-            at = jax.vmap(lambda key: random.fold_in(key, i))(keys)
-            states, (_, grads) = jax.vmap(step)(states, at)
-            return states, total + grads
+    def of_all(carry):
+        states, keys = carry
+        split = jax.vmap(random.split)(keys)
+        states, found = jax.vmap(step)(states, split[:, 0])
+        return (states, split[:, 1]), found
 
-        return lax.fori_loop(0, n, body, (states, jnp.zeros(args.num_chains)))
-
-    begin = clock()
-    loop = jax.jit(loop).lower(states, 1).compile()
-    compiled = clock() - begin
-    time_of_draw = per_draw(loop, states, args.budget)
-    num = num_draws(time_of_draw, args)
-
-    def collect(states):
-        def body(states, i):
-            at = jax.vmap(lambda key: random.fold_in(key, i))(keys)
-            return jax.vmap(step)(states, at)
-
-        return lax.scan(body, states, jnp.arange(num))[1]
-
-    x, grads = jax.block_until_ready(jax.jit(collect)(states))
-    return Result(
-        draws=np.swapaxes(np.asarray(x), 0, 1),
-        seconds_a_draw=time_of_draw,
-        gradients_a_draw=float(jnp.mean(grads)),
-        compile_seconds=compiled,
-        warmup_seconds=begin - started,
-    )
+    return sample(of_all, (states, keys), 0, args, started)
 
 
 def num_draws(time_of_draw, args):
@@ -151,7 +161,7 @@ def numpyro_kernel(name, target, args):
 
 
 def run_numpyro(name, target, args):
-    from numpyro.infer import MCMC
+    from numpyro.util import nested_attrgetter
 
     started = clock()
     kernel, data, field, start = numpyro_kernel(name, target, args)
@@ -160,47 +170,32 @@ def run_numpyro(name, target, args):
         start = 0.1 * random.normal(random.key(1), (num_chains, target.dim))
         start = start[0] if num_chains == 1 else start
 
-    def new_mcmc(num):
-        return MCMC(
-            kernel,
-            num_warmup=args.num_warmup,
-            num_samples=num,
-            num_chains=num_chains,
-            chain_method="vectorized" if num_chains > 1 else "sequential",
-            progress_bar=False,
-        )
+    # As `MCMC` does, which would compile anew for every number of draws.
+    keys = random.key(args.seed)
+    keys = random.split(keys, num_chains) if num_chains > 1 else keys
+    state = kernel.init(keys, args.num_warmup, start, data, {})
 
-    mcmc = new_mcmc(50)
-    mcmc.run(random.key(args.seed), *data, init_params=start)
-    state = jax.block_until_ready(mcmc.last_state)
-    begin = clock()
+    def step(state):
+        state = kernel.sample(state, data, {})
+        z = state.z["beta"] if isinstance(state.z, dict) else state.z
+        found = z, nested_attrgetter(field)(state)
+        if num_chains == 1:
+            found = jax.tree.map(lambda a: a[None], found)
+        return state, found
 
-    def sampling(state, n):
-        return lax.fori_loop(0, n, lambda _, s: kernel.sample(s, data, {}), state)
-
-    loop = jax.jit(sampling).lower(state, 1).compile()
-    compiled = clock() - begin
-    time_of_draw = per_draw(loop, state, args.budget)
-    mcmc = new_mcmc(num_draws(time_of_draw, args))
-    mcmc.post_warmup_state = state
-    mcmc.run(state.rng_key, *data, extra_fields=(field,))
-    draws = mcmc.get_samples(group_by_chain=True)
-    draws = draws["beta"] if isinstance(draws, dict) else draws
-    gradients = np.asarray(mcmc.get_extra_fields(group_by_chain=True)[field], float)
-    extra = {}
-    if field == "num_grad":
-        extra["waiting"] = float(gradients.max(0).mean() / gradients.mean())
-    return Result(
-        draws=np.asarray(draws),
-        seconds_a_draw=time_of_draw,
-        gradients_a_draw=float(gradients.mean()),
-        compile_seconds=compiled,
-        warmup_seconds=begin - started,
-        **extra,
-    )
+    # Some states begin with weak types, for which the program would not be the same.
+    state = jax.tree.map(lambda a: jnp.asarray(a, a.dtype), state)
+    return sample(step, state, args.num_warmup, args, started)
 
 
 # BlackJAX
+
+
+def standard(args):
+    """From coordinates of mean 0 and covariance 1 to the target's."""
+    center = jnp.asarray(args.mean, jnp.float32)
+    factor = jnp.asarray(np.linalg.cholesky(args.covariance), jnp.float32)
+    return lambda z: center + factor @ z
 
 
 def run_blackjax(name, target, args):
@@ -208,20 +203,28 @@ def run_blackjax(name, target, args):
 
     started = clock()
     keys = random.split(random.key(args.seed), args.num_chains)
-    start = 0.1 * random.normal(random.key(1), (args.num_chains, target.dim))
+    start = random.normal(random.key(1), (args.num_chains, target.dim))
+    place, rough = (lambda z: z), None
+    if is_large(target):
+        place, rough = standard(args), lambda z: -0.5 * jnp.sum(z**2)
+    else:
+        start = 0.1 * start
 
-    def log_density(x):
-        return -target.potential(x)
+    def log_density(z):
+        return -target.potential(place(z))
+
+    # On many rows warm-up is that of the Gaussian approximation, and costs nothing.
+    tuned_on = log_density if rough is None else rough
 
     if name in ("bj-nuts", "bj-nuts-dense"):
         diagonal = name == "bj-nuts"
         adapt = blackjax.window_adaptation(
-            blackjax.nuts, log_density, is_mass_matrix_diagonal=diagonal
+            blackjax.nuts, tuned_on, is_mass_matrix_diagonal=diagonal
         )
 
         def warm_up(key, x):
             (state, parameters), _ = adapt.run(key, x, num_steps=args.num_warmup)
-            return state, parameters
+            return blackjax.nuts.init(state.position, log_density), parameters
 
         states, parameters = jax.block_until_ready(
             jax.jit(jax.vmap(warm_up))(keys, start)
@@ -232,19 +235,19 @@ def run_blackjax(name, target, args):
             kernel = blackjax.nuts(log_density, **parameters)
             state, info = kernel.step(key, state)
             grads = info.num_integration_steps.astype(float)
-            return (state, parameters), (state.position, grads)
+            return (state, parameters), (place(state.position), grads)
 
         return sample_steps(step, (states, parameters), keys, args, started)
 
     if name == "bj-mclmc":
         kernel = blackjax.mclmc.build_kernel()
-        first = blackjax.mclmc.init(start[0], log_density, keys[0])
+        first = blackjax.mclmc.init(start[0], tuned_on, keys[0])
         _, tuned, _ = blackjax.mclmc_find_L_and_step_size(
-            kernel, 10 * args.num_warmup, first, keys[1], logdensity_fn=log_density
+            kernel, 10 * args.num_warmup, first, keys[1], logdensity_fn=tuned_on
         )
         # A draw is half a decoherence length.
         thin = max(1, round(float(0.5 * tuned.L / tuned.step_size)))
-        warm = 10 * args.num_warmup // thin
+        warm = 10 * args.num_warmup // thin if rough is None else 10
 
         def step(state, key):
             def one(i, state):
@@ -259,7 +262,7 @@ def run_blackjax(name, target, args):
                 return new
 
             state = lax.fori_loop(0, thin, one, state)
-            return state, (state.position, 2.0 * thin)  # two gradients a step
+            return state, (place(state.position), 2.0 * thin)  # two gradients a step
 
         def begin(x, key):
             state = blackjax.mclmc.init(x, log_density, key)
@@ -270,15 +273,14 @@ def run_blackjax(name, target, args):
         return sample_steps(step, states, keys, args, started)
 
     # Stochastic gradients, in coordinates in which the target is about N(0, 1).
-    rows, center = target.rows, jnp.asarray(args.mean, jnp.float32)
-    factor = jnp.asarray(np.linalg.cholesky(args.covariance), jnp.float32)
+    rows, place = target.rows, standard(args)
     size, num_rows = rows.subsample_size, len(rows.data[1])
 
     def log_likelihood(z, row):
-        return rows.log_likelihood(center + factor @ z, row)
+        return rows.log_likelihood(place(z), row)
 
     grad = blackjax.sgmcmc.gradients.grad_estimator(
-        lambda z: rows.log_prior(center + factor @ z), log_likelihood, num_rows
+        lambda z: rows.log_prior(place(z)), log_likelihood, num_rows
     )
     if name.endswith("-cv"):
         zero = jnp.zeros(target.dim)
@@ -298,7 +300,7 @@ def run_blackjax(name, target, args):
 
         z = lax.fori_loop(0, num, one, z)
         per_step = 1 if name.startswith("bj-sgld") else 10
-        return z, (center + factor @ z, float(num * per_step))
+        return z, (place(z), float(num * per_step))
 
     states = jax.vmap(lambda key: random.normal(key, (target.dim,)))(keys)
     return sample_steps(step, states, keys, args, started)
@@ -406,7 +408,9 @@ def main(args):
             args.mean, args.covariance = file["center"], file["covariance"]
     target = TARGETS[args.target]()
     if is_large(target) and not in_batches(args.sampler):
-        args.num_warmup, args.min_draws = 100, 50
+        args.min_draws = 50
+        if args.sampler == "nuts":  # of the step size, by passes over all rows
+            args.num_warmup = 100 if len(target.rows.data[1]) < 1_000_000 else 30
     run = RUNS.get(args.sampler.split("-")[0], run_numpyro)
     result = run(args.sampler, target, args)
     draws = result.pop("draws")
