@@ -21,6 +21,14 @@ def few_programs():
     jax.clear_caches()
 
 
+@pytest.fixture(scope="module")
+def quickly_compiled():
+    """Without most of XLA's optimisations, for files whose runs are all short."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture
 def x64():
     """Double precision for the duration of a test."""

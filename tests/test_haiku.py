@@ -35,6 +35,8 @@ from numpyro_pdmp import (
     to_inference_data,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 mlp = hk.transform(lambda x: hk.nets.MLP([4, 1], activation=jnp.tanh)(x))
 X = random.normal(random.key(0), (60, 2))
 Y = jnp.sin(X[:, 0])

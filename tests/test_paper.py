@@ -17,7 +17,10 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("haiku")
 
 # A few draws have no R-hat, and steps that fall to zero no correlations.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.usefixtures("quickly_compiled"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

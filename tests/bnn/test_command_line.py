@@ -25,6 +25,8 @@ from numpyro_pdmp.bnn.progress import Progress
 from numpyro_pdmp.bnn.streaming import StreamingPrediction
 from numpyro_pdmp.storage import tree_arrays
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
