@@ -35,6 +35,8 @@ from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.importance import row_spreads, row_variance
 from numpyro_pdmp.subsample import SubsampledModel
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 DOCS = Path(__file__).parents[1] / "docs" / "haiku.md"
 
 

@@ -28,6 +28,8 @@ from numpyro_pdmp import (
     to_inference_data,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 X = jnp.asarray(np.random.default_rng(0).normal(size=(40, 2)), jnp.float32)
 Y = X @ jnp.array([1.0, -1.0])
 FIELDS = ("num_grad",)

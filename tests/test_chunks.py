@@ -16,6 +16,8 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 from numpyro_pdmp import BPS, SGLD, run_chunks
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 CALLS = [0]
 
 

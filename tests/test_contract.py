@@ -49,6 +49,8 @@ from numpyro_pdmp import (
 )
 from numpyro_pdmp.process import REFRESH
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 KERNELS = (BPS, Boomerang, ZigZag)
 X = np.linspace(-1, 1, 10)[:, None] ** np.arange(1, 3)
 Y = X @ [1.0, -1.0] + 0.3 * np.sin(np.arange(10))

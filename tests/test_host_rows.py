@@ -30,6 +30,8 @@ from numpyro_pdmp import (
 from numpyro_pdmp.control_variates import control_variate, gradient, value
 from numpyro_pdmp.subsample import SubsampledModel
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 SIZE, DIM, NUM = 1003, 3, 50
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(SIZE, DIM))

@@ -29,6 +29,8 @@ from numpyro_pdmp import (
 )
 from numpyro_pdmp.all_data import pointwise_log_likelihood
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 SIZE, COLUMNS, NUM = 103, 4, 10
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(SIZE, COLUMNS)).astype(np.float32)

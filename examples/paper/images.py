@@ -246,6 +246,10 @@ def run(job, args):
     if method != "map" and (source / "map.npz").is_file():
         shutil.copy(source / "map.npz", out / "map.npz")
     result = pipeline.run(chosen)
+    if method != "map" and not (source / "map.npz").is_file():
+        # The cache of an earlier run is gone: the mode was found again, for all others.
+        source.mkdir(parents=True, exist_ok=True)
+        shutil.copy(out / "map.npz", source / "map.npz")
     content = {
         "network": result["network"],
         "num_weights": result["num_weights"],
