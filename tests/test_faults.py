@@ -20,6 +20,8 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 from numpyro_pdmp import BPS, Boomerang, ZigZag
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 #: BPS moves as one of the others and turns as the other: not in every run of tests
 KERNELS = [Boomerang, ZigZag, pytest.param(BPS, marks=pytest.mark.slow)]
 MAX_GRAD, NUM = 300, 100

@@ -451,7 +451,8 @@ def page(results, drawn):
         places[name.split("-")[0]] = uci_table(parts["uci_unit"], name)
     for name in IMAGES:
         places[name] = image_table(parts["images"], name)
-    places["mnist_all"] = image_table(parts["images_all"], "mnist")
+    for name in images.DATA:
+        places[f"{name}_all"] = image_table(parts["images_all"], name)
     template = Template((HERE / "page.md").read_text())
     for name in template.get_identifiers():
         if name.startswith("figure_"):
