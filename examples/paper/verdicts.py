@@ -139,6 +139,12 @@ WORDS = {
         m("images_all", "mnist", "sigma-bps", "nll") < 0.03
         and m("images_all", "mnist", "sigma-bps", "accuracy") > 0.985
     ),
+    "with all rows Fashion-MNIST is as the paper's σBPS": lambda m: (
+        m("images_all", "fashion_mnist", "sigma-bps", "nll") < 0.31
+    ),
+    "the MAP of CIFAR-100 does not leave chance": lambda m: (
+        m("images", "cifar100", "map", "accuracy") < 0.03
+    ),
     "NUTS and σBPS agree on Yacht": lambda m: (
         abs(
             m("uci_unit", "yacht", "nuts", "nll")
