@@ -226,7 +226,8 @@ def image_line(name, method, rows, base):
     paper, seconds = IMAGES[name].get(method), SECONDS[name]
     sgd = {r["seed"]: r for r in base}
     both = [r for r in rows if r["seed"] in sgd and method != "map"]
-    cost = [1 + r["seconds"] / sgd[r["seed"]]["seconds"] for r in both]
+    timed = [r for r in both if sgd[r["seed"]]["seconds"] is not None]
+    cost = [1 + r["seconds"] / sgd[r["seed"]]["seconds"] for r in timed]
     more = [r["gradients"] / sgd[r["seed"]]["gradients"] for r in both]
     theirs = ""
     if method in seconds:
