@@ -91,8 +91,7 @@ def follow(scheme, num_ticks=120):
     sampler, scale = BouncyParticle(refresh_rate=0.2), identity_scale(jnp.zeros(2))
     tuning = scheme.tuning(0.5, 0.6)
     grad_fn = jax.grad(two_modes)
-    tick = make_tick(grad_fn, sampler, scheme, scale, tuning)
-    tick = jax.jit(tick.__call__)
+    tick = jax.jit(make_tick(grad_fn, sampler, scheme, scale, tuning))
     v = jnp.array([1.2, 0.3])
     path = start_path(random.key(3), jnp.array([-1.5, 0.2]), v, sampler, 2.0, 1e6)
     now, rate, envelopes, proposals = 0.0, [], [], []

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
-from numpyro.util import find_stack_level
+from numpyro.util import find_stack_level, not_jax_tracer
 from numpyro_pdmp.batch import Plates
 from numpyro_pdmp.pages import explained
 
@@ -76,6 +76,24 @@ def first_look() -> Iterator[Callable]:
                 "See the page docs/subsampling.md of the documentation."
             )
         raise
+
+
+def look_at_shapes(look: Callable[[], tuple]) -> tuple:
+    """Run a first look without computing anything, so that nothing is compiled.
+
+    :param look: returns transforms, two flags, and a trace, as NumPyro's own does.
+    :return: the same. If the model needs values of arrays, or some that it computes are
+        needed later, all is computed.
+    """
+    found: list[tuple] = []
+    try:
+        jax.eval_shape(lambda: found.append(look()))
+        (transforms, _, _, trace), *_ = found
+    except Exception:  # of a model that needs values; other errors come again
+        return look()
+    kept = [s["value"] for s in trace.values() if s["type"] in ("param", "mutable")]
+    leaves = jax.tree.leaves((transforms, kept))
+    return found[0] if all(map(not_jax_tracer, leaves)) else look()
 
 
 def plate_frames(site: dict, plates: Plates) -> dict[str, int]:

@@ -333,14 +333,14 @@ class PDMPKernel(ModelKernel):
             return ~has_output(p)
 
         def body(carry):
-            path, numbers, sums = carry
-            path, numbers = tick.step(path, numbers)
-            return path, numbers, None if sums is None else sums + stretch_sums(path)
+            path, sums = carry
+            path = tick(path)
+            return path, None if sums is None else sums + stretch_sums(path)
 
-        path, _, sums = lax.while_loop(
+        path, sums = lax.while_loop(
             lambda carry: waits(carry[0]) & (carry[0].stats.num_grad < max_grad),
             in_pieces(body),
-            (path, tick.draw(path), self._zero_sums(path)),
+            (path, self._zero_sums(path)),
         )
         path = path._replace(stats=path.stats.with_cut_off(waits(path)))
         elapsed = t_start - path.t_output
@@ -369,16 +369,11 @@ class PDMPKernel(ModelKernel):
         axis = self._adapt_axis
         number = state.i[0]  # all chains are at the same draw
 
-        def begin(state, adapt_state):
-            path, tick = state.path, self._parts(adapt_state, **context)[2]
-            zero = jnp.zeros_like(path.t_output)
-            return path, tick.draw(path), state.queue, zero, self._zero_sums(path)
-
-        def one(path, numbers, queue, elapsed, sums, adapt_state):
+        def one(path, queue, elapsed, sums, adapt_state):
             sampler, _, tick = self._parts(adapt_state, **context)
             # What warm-up learns of a draw is to serve the next one.
             warmup = number < adapt_state.num_warmup
-            path, numbers, queue, ticks, time = tick_ahead(
+            path, queue, ticks, time = tick_ahead(
                 tick,
                 sampler,
                 adapt_state.draw_time,
@@ -386,15 +381,14 @@ class PDMPKernel(ModelKernel):
                 jnp.where(warmup, 1, len(queue.z)),
                 number,
                 path,
-                numbers,
                 queue,
             )
             if sums is not None:
                 sums = sums + jnp.where(ticks, stretch_sums(path), 0)
-            return path, numbers, queue, elapsed + time, sums
+            return path, queue, elapsed + time, sums
 
         def finish(carry, state, adapt_state):
-            path, _, queue, elapsed, sums = carry
+            path, queue, elapsed, sums = carry
             queue, z, stats = take_first(queue, number)
             state = state._replace(path=path, queue=queue)
             _, target, _ = self._parts(adapt_state, **context)
@@ -410,12 +404,12 @@ class PDMPKernel(ModelKernel):
             )
             return state, draw_moments(z, sums, elapsed, stats)
 
-        body: Any = in_pieces(jax.vmap(one, in_axes=(0, 0, 0, 0, 0, axis)))
-        carry = in_pieces(jax.vmap(begin, in_axes=(0, axis)))(state, adapt_state)
+        body: Any = in_pieces(jax.vmap(one, in_axes=(0, 0, 0, 0, axis)))
+        zero = jnp.zeros_like(state.path.t_output)
         carry = lax.while_loop(
-            lambda carry: jnp.any(carry[2].num == 0),
+            lambda carry: jnp.any(carry[1].num == 0),
             lambda carry: body(*carry, adapt_state),
-            carry,
+            (state.path, state.queue, zero, jax.vmap(self._zero_sums)(state.path)),
         )
         finish_all = in_pieces(jax.vmap(finish, in_axes=(0, 0, axis)))
         return finish_all(carry, state, adapt_state)

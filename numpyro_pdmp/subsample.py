@@ -37,6 +37,7 @@ from numpyro_pdmp.convolutions import fast_in_loops
 from numpyro_pdmp.first_look import (
     first_look,
     is_subsampled,
+    look_at_shapes,
     plate_frames,
     validate_plates,
     warn_of_state,
@@ -94,8 +95,9 @@ class SubsampledModel(SpreadMixin):
         # The prototype only yields supports and shapes, so its key does not matter.
         with recorded_calls() as calls, first_look() as value:
             prototype = seed(substitute(model, substitute_fn=value), random.key(0))
-            self._transforms, self._replay, self._enum, self._trace = (
-                _get_model_transforms(prototype, args, kwargs)
+            look = partial(_get_model_transforms, prototype, args, kwargs)
+            self._transforms, self._replay, self._enum, self._trace = look_at_shapes(
+                look
             )
         if self.shards is None:
             self.plates = {

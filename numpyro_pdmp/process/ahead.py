@@ -10,14 +10,14 @@ is complete goes on to its next ones, which wait in a queue of its own, and is i
 while that is full. Every chain makes the same draws as it would alone.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from numpyro_pdmp.process.loop import Tick
 from numpyro_pdmp.process.path import (
     Path,
     Stats,
@@ -48,16 +48,15 @@ def empty_queue(path: Path, capacity: int) -> Queue:
 
 
 def tick_ahead(
-    tick: Tick,
+    tick: Callable[[Path], Path],
     sampler: Sampler,
     draw_time: ArrayLike,
     max_grad: ArrayLike,
     capacity: ArrayLike,
     number: Array,
     path: Path,
-    numbers: Any,
     queue: Queue,
-) -> tuple[Path, Any, Queue, Array, Array]:
+) -> tuple[Path, Queue, Array, Array]:
     """One tick of a chain that has room for another draw; and that draw, if complete.
 
     :param tick: the loop's body.
@@ -67,19 +66,14 @@ def tick_ahead(
     :param capacity: how many draws the queue may hold, at most its size.
     :param number: of the draw that is asked for next.
     :param path: the chain.
-    :param numbers: random numbers of its next tick.
     :param queue: its draws.
-    :return: the same three, whether there was a tick, and the process time before the
+    :return: the same two, whether there was a tick, and the process time before the
         stretch that it settled.
     """
     room = queue.num < capacity
     ticks = room & ~has_output(path)  # a stretch may hold several draws
     t_output = path.t_output
-    path, numbers = jax.tree.map(
-        lambda new, old: jnp.where(ticks, new, old),
-        tick.step(path, numbers),
-        (path, numbers),
-    )
+    path = jax.tree.map(lambda new, old: jnp.where(ticks, new, old), tick(path), path)
     elapsed = t_output - path.t_output
     cut_off = ~has_output(path)
     ready = room & (~cut_off | (path.stats.num_grad >= max_grad))
@@ -100,7 +94,7 @@ def tick_ahead(
     )
     t_output = jnp.where(ready, read.t_output, path.t_output)
     path = path._replace(stats=stats, t_output=t_output)
-    return path, numbers, queue, ticks, elapsed
+    return path, queue, ticks, elapsed
 
 
 def take_first(queue: Queue, number: Array) -> tuple[Queue, Array, Stats]:

@@ -30,7 +30,7 @@ def make_euler_tick(
     step: Array,
     refresh_rate: float | Array,
     source: BatchSource | None = None,
-) -> tuple[Callable, Callable]:
+) -> Callable[[Path], Path]:
     r"""The loop's body with rates that stay as they are for a step.
 
     Stochastic-gradient PDMP (Fearnhead, Grazzi, Nemeth, Roberts 2024): one gradient at
@@ -45,19 +45,16 @@ def make_euler_tick(
     :param step: length of a step in process time.
     :param refresh_rate: refreshments per unit of process time.
     :param source: of mini-batches; a step has a batch of its own.
-    :return: parts of a :class:`~numpyro_pdmp.process.loop.Tick`.
+    :return: one gradient evaluation.
     """
     num_words = 0 if source is None else source.num_words
 
-    def recipe(path: Path) -> Recipe:
-        num = 1 + path.rate.size + path.z.size
-        return Recipe(num, path.z.dtype, num_words)
-
-    def tick(path: Path, block: Array) -> tuple[Path, Array]:
+    def tick(path: Path) -> Path:
         k = path.rate.size
-        rng_key, uniform, words = recipe(path).read(block, path.rng_key)
+        recipe = Recipe(1 + k + path.z.size, path.z.dtype, num_words)
+        rng_key, uniform, words = recipe.numbers(path.rng_key)
         batches, batch = batch_arguments(
-            source, path.batches, words, rng_key, recipe(path).numbers
+            source, path.batches, words, rng_key, recipe.numbers
         )
         gradient = grad_fn(scale.position(path.z), *batch)
         gradient = sampler.energy_gradient(path.z, scale.gradient(gradient))
@@ -88,7 +85,7 @@ def make_euler_tick(
         if batches is not None:
             batches = batches._replace(used=event != NO_EVENT)
         stats = jax.tree.map(jnp.add, path.stats, Stats(counts, sums))
-        path = path._replace(
+        return path._replace(
             rng_key=rng_key,
             z=z,
             v=v,
@@ -103,6 +100,5 @@ def make_euler_tick(
             batches=batches,
             stats=stats,
         )
-        return path, recipe(path).draw(rng_key)
 
-    return (lambda path: recipe(path).draw(path.rng_key)), tick
+    return tick

@@ -25,7 +25,7 @@ look-ahead serves both sides of it.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import Array
@@ -64,21 +64,6 @@ def pick(array: Array, index: Array) -> Array:
     return array[0] if array.size == 1 else array[index]
 
 
-class Tick(NamedTuple):
-    """The loop's body, and the random numbers that it is given.
-
-    They are drawn at the end of the tick before. Drawn in the tick itself, XLA would
-    fuse the generator into each of the many operations that use one of them.
-    """
-
-    draw: Callable[[Path], Array]  # of the next tick, from the path's key
-    step: Callable[[Path, Array], tuple[Path, Array]]
-
-    def __call__(self, path: Path) -> Path:
-        """One tick by itself."""
-        return self.step(path, self.draw(path))[0]
-
-
 def make_tick(
     grad_fn: GradFn,
     sampler: Sampler,
@@ -88,7 +73,7 @@ def make_tick(
     refresh_rate: float | Array | None = None,
     source: BatchSource | None = None,
     kappa: Array | None = None,
-) -> Tick:
+) -> Callable[[Path], Path]:
     """The loop's body.
 
     :param grad_fn: gradient of the potential in the sampled (unwhitened) variable;
@@ -110,26 +95,21 @@ def make_tick(
                 f"event_time={scheme} follows no path to zero: use Interpolation(), "
                 "Tangent() or ExactBound(...) for sticky ones."
             )
-        return Tick(
-            *make_euler_tick(
-                grad_fn, sampler, scale, tuning.window, refresh_rate, source
-            )
+        return make_euler_tick(
+            grad_fn, sampler, scale, tuning.window, refresh_rate, source
         )
 
     num_words = 0 if source is None else source.num_words
     sticky = None if kappa is None else Sticky(kappa, sampler, scale)
 
-    def recipe(path: Path) -> Recipe:
+    def tick(path: Path) -> Path:
         d, k = path.z.size, path.rate.size
         # `noise` serves the jump or the refreshment: a tick has at most one of them.
         num = 4 + k + d + (0 if sticky is None else 2)
-        return Recipe(num, path.z.dtype, num_words)
-
-    def tick(path: Path, block: Array) -> tuple[Path, Array]:
-        d, k = path.z.size, path.rate.size
-        rng_key, uniform, words = recipe(path).read(block, path.rng_key)
+        recipe = Recipe(num, path.z.dtype, num_words)
+        rng_key, uniform, words = recipe.numbers(path.rng_key)
         batches, batch = batch_arguments(
-            source, path.batches, words, rng_key, recipe(path).numbers
+            source, path.batches, words, rng_key, recipe.numbers
         )
 
         def energy_gradient(z):
@@ -350,7 +330,7 @@ def make_tick(
         event = jnp.where(accepted, BOUNCE, jnp.where(reverse, REVERSAL, event))
         if batches is not None:
             batches = batches._replace(used=event != NO_EVENT)
-        path = Path(
+        return Path(
             rng_key=rng_key,
             z=z2,
             v=v2,
@@ -373,6 +353,5 @@ def make_tick(
             stats=stats,
             memory=known.memory,
         )
-        return path, recipe(path).draw(rng_key)
 
-    return Tick(lambda path: recipe(path).draw(path.rng_key), tick)
+    return tick

@@ -37,6 +37,8 @@ TESTED = ((0, 10),)
 SMALL, SMALL_SUM = 2**13, 2**11
 #: fewer operations than this are left alone
 FEW = 4
+#: more operations than this are divided
+MANY = int(os.environ.get("MANY", 256))
 
 #: of a call that XLA makes one function of
 _MARK = {"xla_cpu_small_call": "true", "inlineable": "false"}
@@ -135,7 +137,10 @@ class _Program:
                 last[x] = min(last.get(x, end), stage)
         for stage, is_large in sorted(groups):
             group = groups[stage, is_large][::-1]
-            yield group, not is_large and len(group) >= FEW
+            num = 1 if is_large else -(-len(group) // MANY)
+            for i in range(num):
+                part = group[i * len(group) // num : (i + 1) * len(group) // num]
+                yield part, not is_large and len(part) >= FEW
 
     def evaluate(self):
         """The results."""

@@ -171,8 +171,8 @@ def _run(
         return (count < num_events) & (ticks < max_ticks)
 
     def step(_, state):
-        (path, numbers), ticks, count, elapsed, entries = state
-        new, numbers = tick.step(path, numbers)
+        path, ticks, count, elapsed, entries = state
+        new = tick(path)
         elapsed = elapsed + new.t_from
         # Every tick writes the entry after the last event; an event completes it. A
         # finished path stays as it is and writes beyond the arrays, which is dropped.
@@ -186,15 +186,13 @@ def _run(
             for entry, value in zip(entries, values, strict=True)
         )
         event = new.event != NO_EVENT
-        chain = new, numbers
-        new_state = (chain, ticks + 1, count + event, jnp.where(event, 0, elapsed))
+        new_state = (new, ticks + 1, count + event, jnp.where(event, 0, elapsed))
         state = jax.tree.map(partial(jnp.where, going), new_state, state[:-1])
         return *state, entries
 
     # In blocks: under vmap, a while_loop copies all of its state at each step.
-    chain = path, tick.draw(path)
-    state = (chain, jnp.zeros((), int), jnp.zeros((), int), zero, entries)
-    (path, _), _, count, _, entries = lax.while_loop(
+    state = (path, jnp.zeros((), int), jnp.zeros((), int), zero, entries)
+    path, _, count, _, entries = lax.while_loop(
         unfinished, lambda state: lax.fori_loop(0, BLOCK, step, state), state
     )
     elapsed, zs, vs, kinds = entries[:4]
