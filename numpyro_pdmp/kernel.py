@@ -38,6 +38,7 @@ from numpyro_pdmp.process.path import (
     reset_stats,
     restart_path,
 )
+from numpyro_pdmp.process.packing import Packing
 from numpyro_pdmp.process.pieces import in_pieces
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.spike_slab import check_sticky
@@ -332,16 +333,23 @@ class PDMPKernel(ModelKernel):
                 return p.event == NO_EVENT
             return ~has_output(p)
 
-        def body(carry):
-            path, sums = carry
-            path = tick(path)
-            return path, None if sums is None else sums + stretch_sums(path)
+        def unfinished(path):
+            return waits(path) & (path.stats.num_grad < max_grad)
 
-        path, sums = lax.while_loop(
-            lambda carry: waits(carry[0]) & (carry[0].stats.num_grad < max_grad),
+        def body(packed):
+            path, sums = packing.unpack(packed)
+            path = tick(path)
+            sums = None if sums is None else sums + stretch_sums(path)
+            return packing.pack((path, sums))
+
+        start = path, self._zero_sums(path)
+        packing = Packing(start)
+        packed = lax.while_loop(
+            lambda packed: unfinished(packing.unpack(packed)[0]),
             in_pieces(body),
-            (path, self._zero_sums(path)),
+            in_pieces(packing.pack)(start),
         )
+        path, sums = packing.unpack(packed)
         path = path._replace(stats=path.stats.with_cut_off(waits(path)))
         elapsed = t_start - path.t_output
         if self._record == "events":
@@ -387,8 +395,7 @@ class PDMPKernel(ModelKernel):
                 sums = sums + jnp.where(ticks, stretch_sums(path), 0)
             return path, queue, elapsed + time, sums
 
-        def finish(carry, state, adapt_state):
-            path, queue, elapsed, sums = carry
+        def finish(path, queue, elapsed, sums, state, adapt_state):
             queue, z, stats = take_first(queue, number)
             state = state._replace(path=path, queue=queue)
             _, target, _ = self._parts(adapt_state, **context)
@@ -404,15 +411,27 @@ class PDMPKernel(ModelKernel):
             )
             return state, draw_moments(z, sums, elapsed, stats)
 
-        body: Any = in_pieces(jax.vmap(one, in_axes=(0, 0, 0, 0, axis)))
-        zero = jnp.zeros_like(state.path.t_output)
-        carry = lax.while_loop(
-            lambda carry: jnp.any(carry[1].num == 0),
-            lambda carry: body(*carry, adapt_state),
-            (state.path, state.queue, zero, jax.vmap(self._zero_sums)(state.path)),
+        elapsed = jnp.zeros_like(state.path.t_output)
+        sums = jax.vmap(self._zero_sums)(state.path)
+        start = state.path, state.queue, elapsed, sums
+        packing = Packing(start)
+
+        def all_tick(packed, adapt_state):
+            all_of_it = jax.vmap(one, in_axes=(0, 0, 0, 0, axis))
+            return packing.pack(all_of_it(*packing.unpack(packed), adapt_state))
+
+        def all_finish(packed, state, adapt_state):
+            all_of_it = jax.vmap(finish, in_axes=(0, 0, 0, 0, 0, axis))
+            return all_of_it(*packing.unpack(packed), state, adapt_state)
+
+        body = in_pieces(all_tick)
+        packed = lax.while_loop(
+            lambda packed: jnp.any(packing.unpack(packed)[1].num == 0),
+            lambda packed: body(packed, adapt_state),
+            in_pieces(packing.pack)(start),
         )
-        finish_all = in_pieces(jax.vmap(finish, in_axes=(0, 0, axis)))
-        return finish_all(carry, state, adapt_state)
+        state = state._replace(path=None, queue=None)
+        return in_pieces(all_finish)(packed, state, adapt_state)
 
     def _recorded(
         self,

@@ -224,14 +224,19 @@ def _witness(arguments):
     return [lax.concatenate(parts, 0) for parts in kinds.values()]
 
 
+def makes_pieces() -> bool:
+    """Whether small operations are gathered at all."""
+    wanted = os.environ.get("NUMPYRO_PDMP_PIECES") != "0"
+    tested = jax.__version_info__[:2] in TESTED
+    return wanted and tested and jax.default_backend() == "cpu"
+
+
 def in_pieces(fn: Callable) -> Callable:
     """The same function, compiled into few pieces on CPU.
 
     :param fn: of arrays; those of all chains, so that it can be told what is small.
     """
-    wanted = os.environ.get("NUMPYRO_PDMP_PIECES") != "0"
-    tested = jax.__version_info__[:2] in TESTED
-    if not (wanted and tested and jax.default_backend() == "cpu"):
+    if not makes_pieces():
         return fn
 
     def call(*args):
