@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax import Array, random
+from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
@@ -95,17 +95,17 @@ def uniform_radius(init_strategy: Callable) -> float | None:
     return strategy.keywords["radius"]
 
 
-def uniform_params(functions: ModelFunctions, radius: float, rng_key: Array) -> Any:
-    """What NumPyro's default strategy tries first, without compiling its search.
+def uniform_params(functions: ModelFunctions, radius: float, uniform: Array) -> Any:
+    """As NumPyro's default strategy, without compiling its search.
 
+    :param uniform: (d,) in [0, 1).
     :return: unconstrained values of one chain.
     """
-    shapes, values = functions.shapes or {}, {}
-    key, subkey = random.split(rng_key)
+    shapes, values, start = functions.shapes or {}, {}, 0
     for name in functions.sites or ():
-        shape = shapes[name].shape
-        values[name] = random.uniform(subkey, shape, minval=-radius, maxval=radius)
-        key, subkey = random.split(key)
+        part = uniform[start : start + shapes[name].size].reshape(shapes[name].shape)
+        values[name] = (radius * (2 * part - 1)).astype(shapes[name].dtype)
+        start += shapes[name].size
     return values
 
 

@@ -39,7 +39,7 @@ from numpyro_pdmp.process.batches import (
     start_batches,
 )
 from numpyro_pdmp.process.path import start_path
-from numpyro_pdmp.process.randomness import normal
+from numpyro_pdmp.process.randomness import Recipe, normal
 from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.process.sticky import start_stuck
 from numpyro_pdmp.reference import reference_scale
@@ -104,6 +104,9 @@ class StartMixin:
             self._start_evaluation(functions, model_args, kwargs, vmap),
         )
 
+        def start_key(rng_key):  # of NumPyro's own search
+            return vmap(partial(random.fold_in, data=1))(rng_key)
+
         def search(key, model_args, kwargs):
             return strategy_params(
                 key,
@@ -128,16 +131,22 @@ class StartMixin:
 
         def init_chains(model_args, kwargs, rng_key, z_energy, guess):
             functions = self._functions(model_args, kwargs)
-            key, start_key = vmap(lambda key: tuple(random.split(key)))(rng_key)
+            # One run of the generator for all, since each takes a while to compile.
+            num_words = 0 if source is None else 2 * source.num_words
+            recipe = Recipe(3 * dim + 1, dtype, num_words)
+            key, uniform, words = vmap(recipe.numbers)(rng_key)
             if z_energy is None:
-                new_params = partial(search, start_key)
+                new_params = partial(search, start_key(rng_key))
                 first = None
                 if guess is not None:
-                    first = vmap(partial(uniform_params, functions, guess))(start_key)
+                    place = partial(uniform_params, functions, guess)
+                    first = vmap(place)(uniform[..., :dim])
                 z_energy = self._first_params(
                     first, concrete, new_params, vmap, model_args, kwargs
                 )
-            random_numbers = vmap(partial(self._start_numbers, source, dim, dtype))(key)
+            if source is not None:
+                words = words.reshape(*words.shape[:-1], 2, source.num_words)
+            random_numbers = uniform[..., dim:], words
             z, energy = z_energy
             if init_params is None and self._reference is not None:
                 z, energy = self._reference_start(z, vmap, model_args, kwargs)
@@ -200,18 +209,8 @@ class StartMixin:
                     "start elsewhere with `init_params`, or give another reference."
                 )
             # Not compiled, NumPyro explains which site is at fault.
-            start_key = vmap(lambda key: random.split(key)[1])(rng_key)
-            search(start_key, model_args, kwargs)
+            search(start_key(rng_key), model_args, kwargs)
         return self._with_energy(state, model_args, kwargs)
-
-    def _start_numbers(self, source, dim, dtype, rng_key):
-        """Uniform variables for the state of a chain, and words for its batches."""
-        uniform = random.uniform(random.fold_in(rng_key, 0), (2 * dim + 1,), dtype)
-        if source is None:
-            return uniform, None
-        # Of another key: words and uniforms of the same one would be the same.
-        key = random.fold_in(rng_key, 1)
-        return uniform, random.bits(key, (2, source.num_words), jnp.uint32)
 
     def _start_evaluation(self, functions, model_args, kwargs, vmap):
         """From sites to energy and gradient, of all chains."""
