@@ -19,6 +19,7 @@ of JAX in ``TESTED``.
 """
 
 from collections.abc import Callable
+from functools import reduce
 import itertools
 import math
 import os
@@ -220,8 +221,13 @@ def _witness(arguments):
     for x in arguments:
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             x = random.key_data(x)
-        kinds.setdefault(x.dtype, []).append(lax.reshape(x, (x.size,))[:1])
-    return [lax.concatenate(parts, 0) for parts in kinds.values()]
+        first = lax.slice(lax.reshape(x, (x.size,)), (0,), (1,))
+        kinds.setdefault(x.dtype, []).append(first)
+    # A sum is one loop; joined, they would be one for each.
+    return [
+        reduce(lax.bitwise_or if dtype == bool else lax.add, parts)
+        for dtype, parts in kinds.items()
+    ]
 
 
 def makes_pieces() -> bool:
