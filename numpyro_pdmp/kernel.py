@@ -30,6 +30,7 @@ from numpyro_pdmp.process.events import EventTime, event_time_scheme
 from numpyro_pdmp.process.loop import (
     make_tick,
 )
+from numpyro_pdmp.process.packing import Packing
 from numpyro_pdmp.process.path import (
     NO_EVENT,
     continue_from_output,
@@ -38,7 +39,6 @@ from numpyro_pdmp.process.path import (
     reset_stats,
     restart_path,
 )
-from numpyro_pdmp.process.packing import Packing
 from numpyro_pdmp.process.pieces import in_pieces
 from numpyro_pdmp.process.samplers import Sampler
 from numpyro_pdmp.spike_slab import check_sticky
@@ -417,11 +417,11 @@ class PDMPKernel(ModelKernel):
         packing = Packing(start)
 
         def all_tick(packed, adapt_state):
-            all_of_it = jax.vmap(one, in_axes=(0, 0, 0, 0, axis))
+            all_of_it: Any = jax.vmap(one, in_axes=(0, 0, 0, 0, axis))
             return packing.pack(all_of_it(*packing.unpack(packed), adapt_state))
 
         def all_finish(packed, state, adapt_state):
-            all_of_it = jax.vmap(finish, in_axes=(0, 0, 0, 0, 0, axis))
+            all_of_it: Any = jax.vmap(finish, in_axes=(0, 0, 0, 0, 0, axis))
             return all_of_it(*packing.unpack(packed), state, adapt_state)
 
         body = in_pieces(all_tick)

@@ -109,7 +109,8 @@ def update_moments(
     delta = mean - moments.mean
     shift = weight @ delta / jnp.maximum(num, jnp.finfo(z.dtype).tiny)
     if moments.m2.ndim == 2:
-        square = (weight[:, None] * delta).T @ delta
+        over_chains = (((0,), (0,)), ((), ()))
+        square = lax.dot_general(weight[:, None] * delta, delta, over_chains)
         m2 = moments.m2 + square - num * jnp.outer(shift, shift)
     else:
         m2 = moments.m2 + weight @ (delta**2 + within) - num * shift**2

@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 import pytest
+from scipy.stats import kstest
 
 import jax
 from jax import export, lax, random
@@ -451,12 +452,16 @@ def test_init_strategy():
     np.testing.assert_allclose(z["s"], np.log(2), rtol=1e-6)
 
 
-def test_start_is_numpyros_own():
-    z = BPS(regression).init(random.key(0), 0, None, (X, Y), {}).z
-    info = initialize_model(
-        random.split(random.key(0))[1], regression, model_args=(X, Y)
-    )
-    jax.tree.map(np.testing.assert_array_equal, z, info.param_info.z)
+def test_starts_have_the_law_of_numpyros():
+    keys = random.split(random.key(0), 1000)
+    z = BPS(regression).init(keys, 0, None, (X, Y), {}).z
+    info = initialize_model(keys, regression, model_args=(X, Y)).param_info
+    assert jax.tree.map(jnp.shape, z) == jax.tree.map(jnp.shape, info.z)
+    values = np.concatenate([np.reshape(x, (len(keys), -1)) for x in z.values()], 1)
+    assert kstest(values.ravel(), "uniform", (-2, 4)).pvalue > 1e-3
+    # No number is used twice.
+    correlation = np.corrcoef(values.T) - np.eye(values.shape[1])
+    assert np.abs(correlation).max() < 5 / len(keys) ** 0.5
 
 
 @pytest.fixture

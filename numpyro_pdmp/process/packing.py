@@ -31,24 +31,27 @@ class Packing:
         leaves, self._structure = jax.tree.flatten(tree)
         groups: dict[Any, list[int]] = {}
         for i, x in enumerate(leaves):
-            small = math.prod(x.shape) <= SMALL
             plain = not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
-            kind = (x.dtype, x.shape) if makes_pieces() and small and plain else i
+            kind = (x.dtype, x.shape) if makes_pieces() and plain else i
             groups.setdefault(kind, []).append(i)
-        self._groups = list(groups.values())
+        self._groups: list[list[int]] = []
+        for group in groups.values():
+            small = len(group) * math.prod(leaves[group[0]].shape) <= SMALL
+            self._groups += [group] if small else [[i] for i in group]
 
     def pack(self, tree: Any) -> list[Array]:
         """All arrays, in few."""
-        leaves = self._structure.flatten_up_to(tree)
-        return [
-            leaves[group[0]] if len(group) == 1 else jnp.stack([leaves[i] for i in group])
-            for group in self._groups
-        ]
+        leaves = jax.tree.leaves(tree)
+        groups = ([leaves[i] for i in group] for group in self._groups)
+        return [jnp.stack(group) if len(group) > 1 else group[0] for group in groups]
 
     def unpack(self, packed: list[Array]) -> Any:
         """The tree again."""
         leaves: dict[int, Array] = {}
         for group, array in zip(self._groups, packed, strict=True):
-            parts = [array] if len(group) == 1 else [array[i] for i in range(len(group))]
-            leaves.update(zip(group, parts, strict=True))
-        return self._structure.unflatten([leaves[i] for i in range(len(leaves))])
+            if len(group) > 1:
+                leaves.update((i, array[place]) for place, i in enumerate(group))
+            else:
+                leaves[group[0]] = array
+        ordered = [leaves[i] for i in range(len(leaves))]
+        return jax.tree.unflatten(self._structure, ordered)

@@ -6,7 +6,7 @@
 from typing import NamedTuple
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 
@@ -36,7 +36,10 @@ class Scale(NamedTuple):
 
     def direction(self, v: Array) -> Array:
         r"""Velocity :math:`\dot x = A v` of the sampled variable."""
-        return self.factor @ v if self.factor.ndim == 2 else self.factor * v
+        if self.factor.ndim == 2:
+            # As `factor @ v`, whose result for many chains would have them as columns.
+            return lax.dot_general(v, self.factor, (((0,), (1,)), ((), ())))
+        return self.factor * v
 
     def gradient(self, g: Array) -> Array:
         r"""Chain rule :math:`\nabla_z = A^T \nabla_x`."""
