@@ -221,7 +221,7 @@ class PDMPKernel(ModelKernel):
         if state.queue is not None:
             state, draw = self._advance_all(state, adapt_state, context)
         else:
-            advance: Any = partial(self._advance, **context)
+            advance: Any = partial(self._advance, **context, alone=single)
             if not single:
                 advance = jax.vmap(advance, in_axes=(0, self._adapt_axis))
             state, draw = advance(state, adapt_state)
@@ -321,7 +321,7 @@ class PDMPKernel(ModelKernel):
         """Of the integrals that exact moments are made of."""
         return jnp.zeros((3, path.z.size), path.z.dtype) if self.exact_moments else None
 
-    def _advance(self, state, adapt_state, functions, unravel, kappa):
+    def _advance(self, state, adapt_state, functions, unravel, kappa, alone):
         """The next draw, and what it tells warm-up."""
         sampler, target, tick = self._parts(adapt_state, functions, unravel, kappa)
         max_grad = self._bound(state.i < adapt_state.num_warmup)
@@ -343,7 +343,7 @@ class PDMPKernel(ModelKernel):
             return packing.pack((path, sums))
 
         start = path, self._zero_sums(path)
-        packing = Packing(start)
+        packing = Packing(start, wanted=alone)
         packed = lax.while_loop(
             lambda packed: unfinished(packing.unpack(packed)[0]),
             in_pieces(body),

@@ -24,15 +24,17 @@ class Packing:
     For loops in pieces of code (:mod:`~numpyro_pdmp.process.pieces`); elsewhere, and of
     large arrays, each is left as it is.
 
-    :param tree: arrays as they will be.
+    :param tree: arrays as they will be: not of one chain of many, for what is small
+        could not be told.
+    :param wanted: or each is left as it is.
     """
 
-    def __init__(self, tree: Any):
+    def __init__(self, tree: Any, wanted: bool = True):
         leaves, self._structure = jax.tree.flatten(tree)
         groups: dict[Any, list[int]] = {}
         for i, x in enumerate(leaves):
             plain = not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
-            kind = (x.dtype, x.shape) if makes_pieces() and plain else i
+            kind = (x.dtype, x.shape) if wanted and plain and makes_pieces() else i
             groups.setdefault(kind, []).append(i)
         self._groups: list[list[int]] = []
         for group in groups.values():
