@@ -195,7 +195,9 @@ def test_draws_do_not_depend_on_running_ahead(sample_and_state, data):
             values = (getattr(s, name) for s in states)
             np.testing.assert_allclose(*values, rtol=1e-5)
     assert ahead > 1
-    np.testing.assert_allclose(*(s.z["beta"] for s in states), rtol=1e-4)
+    # Both round in their own way.
+    draws = (s.z["beta"] for s in states)
+    np.testing.assert_allclose(*draws, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture
