@@ -4,7 +4,7 @@
 """A first look at a model with subsampled plates: is it one that can be run?"""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 import warnings
 
@@ -86,14 +86,14 @@ def look_at_shapes(look: Callable[[], tuple]) -> tuple:
         needed later, all is computed.
     """
     found: list[tuple] = []
-    try:
+    # Of a model that needs values; other errors come again, and by themselves.
+    with suppress(Exception):
         jax.eval_shape(lambda: found.append(look()))
-        (transforms, _, _, trace), *_ = found
-    except Exception:  # of a model that needs values; other errors come again
-        return look()
-    kept = [s["value"] for s in trace.values() if s["type"] in ("param", "mutable")]
-    leaves = jax.tree.leaves((transforms, kept))
-    return found[0] if all(map(not_jax_tracer, leaves)) else look()
+    for transforms, *_, trace in found:
+        kept = [s["value"] for s in trace.values() if s["type"] in ("param", "mutable")]
+        if all(map(not_jax_tracer, jax.tree.leaves((transforms, kept)))):
+            return found[0]
+    return look()
 
 
 def plate_frames(site: dict, plates: Plates) -> dict[str, int]:

@@ -96,9 +96,8 @@ class SubsampledModel(SpreadMixin):
         with recorded_calls() as calls, first_look() as value:
             prototype = seed(substitute(model, substitute_fn=value), random.key(0))
             look = partial(_get_model_transforms, prototype, args, kwargs)
-            self._transforms, self._replay, self._enum, self._trace = look_at_shapes(
-                look
-            )
+            seen = look_at_shapes(look)
+        self._transforms, self._replay, self._enum, self._trace = seen
         if self.shards is None:
             self.plates = {
                 k: s["args"] for k, s in self._trace.items() if is_subsampled(s)

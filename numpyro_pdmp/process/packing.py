@@ -3,9 +3,9 @@
 
 """A loop's state in few arrays.
 
-XLA copies every array of a loop's state once an iteration, unless its new value is the
-last thing made of it. A path has more than twenty arrays, nearly all of them small, and
-on small models copying them one by one took half of an iteration.
+XLA copies an array of a loop's state in every iteration if its old value is still needed
+when the new one is there. A path has more than twenty arrays, nearly all of them small,
+and on small models copying them one by one took half of an iteration.
 """
 
 import math
@@ -24,9 +24,8 @@ class Packing:
     For loops in pieces of code (:mod:`~numpyro_pdmp.process.pieces`); elsewhere, and of
     large arrays, each is left as it is.
 
-    :param tree: arrays as they will be: not of one chain of many, for what is small
-        could not be told.
-    :param wanted: or each is left as it is.
+    :param tree: arrays as they will be.
+    :param wanted: not of one chain of many, where it cannot be told what is small.
     """
 
     def __init__(self, tree: Any, wanted: bool = True):
