@@ -3,9 +3,9 @@
 
 """A loop's state in few arrays.
 
-XLA copies an array of a loop's state in every iteration if its old value is still needed
-when the new one is there. A path has more than twenty arrays, nearly all of them small,
-and on small models copying them one by one took half of an iteration.
+XLA copies an array of a loop's state in every iteration if its old value is still
+needed when the new one is there. A path has more than twenty arrays, nearly all of them
+small, and on small models copying them one by one took half of an iteration.
 """
 
 import math
