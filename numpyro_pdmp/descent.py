@@ -85,7 +85,7 @@ def find_start(
     mask: np.ndarray | None,
     grad_fn: Callable[[Array], Array] | None = None,
     num_chains: int = 1,
-) -> tuple[AnyScale, Array]:
+) -> tuple[AnyScale, Scale, Array]:
     """A mode to start from, and the curvature there as the first metric.
 
     In low dimension other starts are tried beside the given one; one of them is taken
@@ -97,7 +97,8 @@ def find_start(
     :param mask: sparsity of a block metric, or None.
     :param grad_fn: gradient of the potential, if not by reverse mode.
     :param num_chains: chains that will be compared anyway, and so need fewer tries.
-    :return: a scale with the mode as its centre, and the logarithm of its mass.
+    :return: a scale with the mode as its centre, the mode's Gaussian, whose curvature
+        is the whole one whatever the kind of metric, and the logarithm of its mass.
     """
     # Signed permutations of a start are as likely as the start itself under NumPyro's
     # default law; fixed ones cost no random numbers.
@@ -117,19 +118,21 @@ def find_start(
     log_mass = jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf)
     best = jnp.argmax(log_mass)
     best = jnp.where(log_mass[best] > log_mass[0] + NEGLIGIBLE_MODE, best, 0)
-    mode, root = modes[best], roots[best]
-    new = laplace_scale(mode, root, scale, mask)
+    gaussian = Scale(modes[best], roots[best])
+    new = laplace_scale(gaussian, scale, mask)
     good = jnp.stack([jnp.all(jnp.isfinite(a)) for a in new]).all()
-    old = scale._replace(center=x)
-    new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-    return new, log_mass[best]
+    old = scale._replace(center=x), Scale(x, jnp.eye(dim, dtype=x.dtype))
+    new, gaussian = jax.tree.map(
+        lambda a, b: jnp.where(good, a, b), (new, gaussian), old
+    )
+    return new, gaussian, log_mass[best]
 
 
 def laplace_scale(
-    mode: Array, root: Array, scale: AnyScale, mask: np.ndarray | None
+    gaussian: Scale, scale: AnyScale, mask: np.ndarray | None
 ) -> AnyScale:
-    """Scale of the kind of ``scale`` from a square root of the covariance at a mode."""
-    covariance = root @ root.T
+    """Scale of the kind of ``scale`` for the Gaussian at a mode."""
+    mode, covariance = gaussian.center, gaussian.covariance()
     variance = jnp.diagonal(covariance)
     if isinstance(scale, LowRankScale):
         deviation = jnp.sqrt(variance)
@@ -208,19 +211,22 @@ def find_start_large(
 
 
 def typical_start(
-    potential_fn: Callable[[Array], Array], scale: AnyScale, noise: Array
+    potential_fn: Callable[[Array], Array], gaussian: AnyScale, noise: Array
 ) -> Array:
     """A draw of the Gaussian at a mode, or nearer to the mode where that fails.
 
     A mode is no typical point: in many dimensions a chain would take long to get away
-    from it, and chains that start at one point look as if they agreed.
+    from it, and chains that start at one point look as if they agreed. Neither is a
+    draw without the correlations, when a diagonal metric is all that is kept of them:
+    nearly all of it would be too far out, and what is near is too close to the mode
+    along the directions in which paths are slowest.
 
     :param potential_fn: flat potential energy.
-    :param scale: centred at the mode.
+    :param gaussian: the whole one, if it is known, or what is known of it.
     :param noise: (d,) standard normal.
     """
     shares = jnp.asarray([1, 0.5, 0.25, 0.125, 0], noise.dtype)
-    tries = jax.vmap(lambda share: scale.position(share * noise))(shares)
+    tries = jax.vmap(lambda share: gaussian.position(share * noise))(shares)
     energies = lax.map(potential_fn, tries)
     expected = 0.5 * shares**2 * jnp.sum(noise**2)
     allowed = energies - energies[-1] < expected + 5 + 2 * noise.size**0.5

@@ -27,6 +27,7 @@ from numpyro_pdmp.potential import ModelFunctions, gradient_fn
 from numpyro_pdmp.process.batches import (
     BatchSource,
 )
+from numpyro_pdmp.process.scale import Scale
 from numpyro_pdmp.products import chains_first
 from numpyro_pdmp.shards import shard_draws
 from numpyro_pdmp.subsample import (
@@ -140,7 +141,7 @@ def make_target(
 
 def find_start_subsampled(
     functions: ModelFunctions, unravel: Callable, x: Array, scale: AnyScale, mask: Any
-) -> tuple[AnyScale, ControlVariate]:
+) -> tuple[AnyScale, Scale, ControlVariate]:
     """Mode and curvature of all data, from a few passes over them.
 
     Newton's descent on the pilot rows, then a few steps on all data.
@@ -150,7 +151,8 @@ def find_start_subsampled(
     :param x: where to begin.
     :param scale: decides what kind of metric is made.
     :param mask: sparsity of a block metric, or None.
-    :return: a scale with the mode as its centre, and a control variate there.
+    :return: a scale with the mode as its centre, the mode's Gaussian with all of the
+        curvature, and a control variate there.
     """
     model = functions.subsampled
 
@@ -195,4 +197,5 @@ def find_start_subsampled(
     arrived = (length <= NEWTON_STEP) & jnp.all(jnp.isfinite(new))
     mode = jnp.where(arrived, new, x)
     control = control_variate(model, mode, order=2)
-    return laplace_scale(mode, curvature_root(control), scale, mask), control
+    gaussian = Scale(mode, curvature_root(control))
+    return laplace_scale(gaussian, scale, mask), gaussian, control

@@ -197,7 +197,7 @@ def test_start_leaves_a_negligible_mode():
         return -jax.nn.logsumexp(-energies)
 
     start = jnp.asarray([1.5])
-    scale, _ = find_start(potential_fn, start, Scale(start, jnp.eye(1)), None)
+    scale, *_ = find_start(potential_fn, start, Scale(start, jnp.eye(1)), None)
     np.testing.assert_allclose(scale.center, -1.5, atol=0.1)
 
 
