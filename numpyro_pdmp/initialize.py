@@ -4,6 +4,7 @@
 """Where a chain starts."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,10 @@ _NOT_CONCRETE = (
 
 
 def jit_arrays(
-    fn: Callable, *data: Any, compiler_options: dict | None = None
+    fn: Callable,
+    *data: Any,
+    compiler_options: dict | None = None,
+    meanwhile: Callable | None = None,
 ) -> Callable:
     """Compile ``fn(*data, *rest)`` as a function of ``rest``.
 
@@ -37,6 +41,8 @@ def jit_arrays(
     arrays, so do they.
 
     :param compiler_options: of XLA; if this version does not know them, none is used.
+    :param meanwhile: function of the shapes of the result, for the time that XLA takes
+        to compile, which it does without Python; called at most once.
     """
     leaves, treedef = jax.tree.flatten(data)
     arrays = [x if isinstance(x, jax.Array) else None for x in leaves]
@@ -47,12 +53,22 @@ def jit_arrays(
         merged = [b if a is None else a for a, b in both]
         return fn(*jax.tree.unflatten(treedef, merged), *rest)
 
+    def run(*rest):
+        if meanwhile is None or jax.config.jax_disable_jit:
+            return of_arrays(arrays, *rest)
+        traced = of_arrays.trace(arrays, *rest)
+        lowered = traced.lower()
+        with ThreadPoolExecutor(1) as pool:
+            compiled = pool.submit(lowered.compile)
+            meanwhile(traced.out_info)
+            return compiled.result()(arrays, *rest)
+
     def call(*rest):
         try:
-            return of_arrays(arrays, *rest)
+            return run(*rest)
         except _NOT_CONCRETE:
             arrays[:] = [None] * len(arrays)
-            return of_arrays(arrays, *rest)
+            return run(*rest)
         except jax.errors.JaxRuntimeError as error:
             if not compiler_options or "No such compile option" not in str(error):
                 raise

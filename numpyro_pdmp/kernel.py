@@ -26,6 +26,7 @@ from numpyro_pdmp.options import (
     check_target,
     require_positive,
 )
+from numpyro_pdmp.prepared import Prepared
 from numpyro_pdmp.process.ahead import take_first, tick_ahead
 from numpyro_pdmp.process.events import EventTime, event_time_scheme
 from numpyro_pdmp.process.loop import (
@@ -172,6 +173,7 @@ class PDMPKernel(EnergyMixin, ModelKernel):
         self._control_variates = control_variates
         self._recenter = recenter
         self._run_ahead = run_ahead
+        self._prepared = Prepared()
 
     def get_diagnostics_str(self, state):
         totals, draws = state.totals, jnp.maximum(state.i, 1)
@@ -203,6 +205,18 @@ class PDMPKernel(EnergyMixin, ModelKernel):
         :param model_kwargs: keyword arguments provided to the model.
         :return: the next state.
         """
+        draw = self._prepared.take(model_args, model_kwargs)
+        if draw is None:
+            return self._draw(state, model_args, model_kwargs)
+        return self._with_energy(draw(state), model_args, model_kwargs)
+
+    def _prepare(self, state, model_args, model_kwargs):
+        draw = partial(
+            self._draw, model_args=model_args, model_kwargs=model_kwargs
+        )
+        self._prepared.put(draw, state, model_args, model_kwargs)
+
+    def _draw(self, state, model_args, model_kwargs):
         single = is_prng_key(state.rng_key)
         one = state.z if single else first_chain(state.z)
         functions = self._functions(model_args, model_kwargs)

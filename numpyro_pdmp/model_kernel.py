@@ -75,6 +75,9 @@ class ModelKernel(StartMixin, MCMCKernel):
             self._hard_walls,
         )
 
+    def _prepare(self, state, model_args, model_kwargs):
+        """What can be done while the start is compiled, for states of such shapes."""
+
     def _with_energy(self, state, model_args, model_kwargs):
         """The state, whose energy can be asked for while the data are at hand."""
         return state

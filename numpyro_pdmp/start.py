@@ -90,6 +90,7 @@ class StartMixin:
         self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
     ):
         kwargs = {} if model_kwargs is None else model_kwargs
+        prepare = partial(self._prepare, model_args=model_args, model_kwargs=kwargs)
         single = is_prng_key(rng_key)
         vmap = identity if single else jax.vmap
         functions = self._functions(model_args, kwargs)  # clear errors before all else
@@ -188,6 +189,12 @@ class StartMixin:
         options, small = None, dim <= SMALL_MODEL
         if concrete and small and jax.default_backend() == "cpu":
             options = FAST_TO_COMPILE
+
+        def meanwhile(shapes):
+            state, *_, choice, _ = shapes
+            if choice is None:  # else it decides what the state consists of
+                prepare(state)
+
         guess = uniform_radius(self._init_strategy) if sites is not None else None
         for radius in (guess, None) if z_energy is None else (None,):
             compiled = jit_arrays(
@@ -195,6 +202,7 @@ class StartMixin:
                 model_args,
                 kwargs,
                 compiler_options=options,
+                meanwhile=meanwhile if concrete else None,
             )
             state, energy, choice, same = compiled(rng_key, z_energy)
             if radius is None or not concrete or np.all(np.isfinite(energy)):
