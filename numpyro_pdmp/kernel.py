@@ -211,9 +211,7 @@ class PDMPKernel(EnergyMixin, ModelKernel):
         return self._with_energy(draw(state), model_args, model_kwargs)
 
     def _prepare(self, state, model_args, model_kwargs):
-        draw = partial(
-            self._draw, model_args=model_args, model_kwargs=model_kwargs
-        )
+        draw = partial(self._draw, model_args=model_args, model_kwargs=model_kwargs)
         self._prepared.put(draw, state, model_args, model_kwargs)
 
     def _draw(self, state, model_args, model_kwargs):

@@ -62,8 +62,12 @@ def target_functions(
     subsampled = SubsampledModel(model, model_args, model_kwargs)
     # The start of a large model is not looked for: any batch tells if it is valid.
     rows = subsampled.pilot_batch(PILOT_ROWS if subsampled.is_small else 1)
+    potential_fn: Callable = partial(subsampled.potential_fn, batch=rows)
+    if not rows:
+        # The model is run once; its derivatives are those of what it did.
+        potential_fn = jax.jit(potential_fn, inline=True)
     return ModelFunctions(
-        potential_fn=partial(subsampled.potential_fn, batch=rows),
+        potential_fn=potential_fn,
         postprocess_fn=subsampled.postprocess_fn,
         constrain_fn=subsampled.constrain_fn,
         sites=subsampled.sites,
