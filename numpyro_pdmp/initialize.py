@@ -3,9 +3,11 @@
 
 """Where a chain starts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
+import gc
 from typing import Any
 
 import jax
@@ -25,6 +27,18 @@ _NOT_CONCRETE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
 )
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Python looks for no garbage: tracing makes many objects, and hardly any."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def jit_arrays(
@@ -54,7 +68,7 @@ def jit_arrays(
         return fn(*jax.tree.unflatten(treedef, merged), *rest)
 
     def run(*rest):
-        if meanwhile is None or jax.config.jax_disable_jit:
+        if meanwhile is None or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return of_arrays(arrays, *rest)
         traced = of_arrays.trace(arrays, *rest)
         lowered = traced.lower()

@@ -28,12 +28,13 @@ from numpyro_pdmp.initialize import (
     checked_energy,
     given_params,
     jit_arrays,
+    no_collection,
     strategy_params,
     uniform_params,
     uniform_radius,
 )
 from numpyro_pdmp.metric import initial_scale
-from numpyro_pdmp.moments import MAX_ROWS, zero_moments
+from numpyro_pdmp.moments import MAX_ROWS, AnyScale, zero_moments
 from numpyro_pdmp.process.ahead import empty_queue
 from numpyro_pdmp.process.batches import (
     start_batches,
@@ -149,7 +150,7 @@ class StartMixin:
                     place = partial(uniform_params, functions, guess)
                     first = vmap(place)(uniform[..., :dim])
                 z_energy = self._first_params(
-                    first, concrete, new_params, vmap, model_args, kwargs
+                    functions, first, concrete, new_params, vmap, model_args, kwargs
                 )
             if source is not None:
                 words = words.reshape(*words.shape[:-1], 2, source.num_words)
@@ -204,7 +205,8 @@ class StartMixin:
                 compiler_options=options,
                 meanwhile=meanwhile if concrete else None,
             )
-            state, energy, choice, same = compiled(rng_key, z_energy)
+            with no_collection():
+                state, energy, choice, same = compiled(rng_key, z_energy)
             if radius is None or not concrete or np.all(np.isfinite(energy)):
                 break  # else the first guess is not valid: search, as NumPyro does
         if concrete and same is not None:
@@ -244,11 +246,13 @@ class StartMixin:
 
         return jit_arrays(compiled, model_args, kwargs)
 
-    def _first_params(self, first, concrete, new_params, vmap, model_args, kwargs):
+    def _first_params(
+        self, functions, first, concrete, new_params, vmap, model_args, kwargs
+    ):
         """The first guess, whose energy is NaN if it is not valid; or a search."""
         if first is None:
             return new_params(model_args, kwargs)
-        fn = self._functions(model_args, kwargs).potential_fn
+        fn = functions.potential_fn
         energy = vmap(partial(checked_energy, fn, self._gradient(fn)))(first)
         if concrete:  # then it can be looked at
             return first, energy
@@ -358,6 +362,7 @@ class StartMixin:
 
     def _start(self, state, potential_fn, num_chains=1):
         """Begin near a mode, with the curvature there as the first metric."""
+        gaussian: AnyScale
         x, old = ravel_pytree(state.z)[0], state.adapt_state.scale
         if x.size <= DENSE_LIMIT:
             gradient = self._gradient(potential_fn)

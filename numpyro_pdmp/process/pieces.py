@@ -11,7 +11,8 @@ one function, whatever it computes. Here small operations are gathered into such
 
 What is large or no plain arithmetic (products with data, factorisations, loops) stays
 as it is, between the pieces. An operation is in the last piece that is early enough for
-all that need it, so that little is handed on from piece to piece.
+all that need it, so that little is handed on from piece to piece. Slices and the like
+are in every piece that needs them, and what they are of is handed on.
 
 The mark is no public interface of XLA's, which fails on what it does not expect there.
 So pieces are made only of operations that were seen to work, and only with the versions
@@ -53,6 +54,8 @@ _PLAIN = frozenset(
     shift_right_logical sign sin slice split sqrt square squeeze stack stop_gradient
     sub tan tanh transpose xor""".split()
 )
+#: other looks at what is there
+_VIEWS = frozenset("broadcast_in_dim iota reshape slice squeeze transpose".split())
 
 
 class _Operation(NamedTuple):
@@ -76,6 +79,9 @@ class _Operation(NamedTuple):
             return vectors and size <= SMALL_SUM
         limit = SMALL_SUM if name.startswith(("reduce_", "arg")) else SMALL
         return name in _PLAIN and size <= limit
+
+    def is_view(self) -> bool:
+        return self.eqn.primitive.name in _VIEWS and self.is_small()
 
 
 class _Program:
@@ -143,18 +149,52 @@ class _Program:
                 part = group[i * len(group) // num : (i + 1) * len(group) // num]
                 yield part, not is_large and len(part) >= FEW
 
+    def plan(self):
+        """Groups of operations, and which results of a piece are handed on.
+
+        These are None of operations that are no piece.
+        """
+        needed = {x for x in self.results if not isinstance(x, Literal)}
+        views = {x: o for o in self.operations if o.is_view() for x in o.outputs}
+        groups: list[tuple[list[_Operation], list[int] | None]] = []
+        for operations, as_one in reversed(list(self.stages())):
+            made, outputs = _made(operations), None
+            if as_one:
+                outputs = sorted(made & needed)
+                operations = _sufficient(operations, outputs, views)
+            needed = needed - made | _inputs(operations)
+            groups.append((operations, outputs))
+        return groups[::-1]
+
     def evaluate(self):
         """The results."""
-        for stage, as_one in list(self.stages()):
-            made = {x for operation in stage for x in operation.outputs}
-            if not as_one:
-                self.values = _evaluate(stage, self.values)
-                continue
-            others = (o for o in self.operations if made.isdisjoint(o.outputs))
-            wanted = {x for o in others for x in o.arguments()}
-            wanted.update(x for x in self.results if not isinstance(x, Literal))
-            self.values |= _evaluate_as_one(stage, self.values, sorted(made & wanted))
+        for operations, outputs in self.plan():
+            if outputs is None:
+                self.values = _evaluate(operations, self.values)
+            else:
+                self.values |= _evaluate_as_one(operations, self.values, outputs)
         return _read(self.values, self.results)
+
+
+def _made(operations):
+    return {x for operation in operations for x in operation.outputs}
+
+
+def _inputs(operations):
+    return {x for o in operations for x in o.arguments()} - _made(operations)
+
+
+def _sufficient(operations, outputs, views):
+    """Those that the outputs need, with the views that they begin with."""
+    makers = views | {x: o for o in operations for x in o.outputs}
+    found: dict[int, _Operation] = {}
+    missing = list(outputs)
+    while missing:
+        operation = makers.get(missing.pop())
+        if operation is not None and operation.outputs[0] not in found:
+            found[operation.outputs[0]] = operation
+            missing += operation.arguments()
+    return [found[x] for x in sorted(found)]  # numbers are in order of operations
 
 
 def _read(values, names):
@@ -191,8 +231,7 @@ def _vector_product(a, b, dimension_numbers, **params):
 
 def _evaluate_as_one(operations, values, outputs):
     """The values of ``outputs``."""
-    made = {x for operation in operations for x in operation.outputs}
-    inputs = sorted({x for o in operations for x in o.arguments()} - made)
+    inputs = sorted(_inputs(operations))
 
     def evaluate(arguments):
         found = _evaluate(operations, dict(zip(inputs, arguments, strict=True)))
