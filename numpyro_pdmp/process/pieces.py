@@ -144,10 +144,11 @@ class _Program:
                 last[x] = min(last.get(x, end), stage)
         for stage, is_large in sorted(groups):
             group = groups[stage, is_large][::-1]
-            num = 1 if is_large else -(-len(group) // MANY)
-            for i in range(num):
-                part = group[i * len(group) // num : (i + 1) * len(group) // num]
-                yield part, not is_large and len(part) >= FEW
+            if is_large:
+                yield group, False
+                continue
+            for part in _divided(group):
+                yield part, len(part) >= FEW
 
     def plan(self):
         """Groups of operations, and which results of a piece are handed on.
@@ -174,6 +175,35 @@ class _Program:
             else:
                 self.values |= _evaluate_as_one(operations, self.values, outputs)
         return _read(self.values, self.results)
+
+
+def _divided(operations):
+    """In pieces that are quickly compiled.
+
+    No piece has a sum of what it chose element by element: XLA would choose again
+    within the sum, and LLVM copy the sum for every choice. What only puts the results
+    together is the last piece: else XLA works them out anew for every place there.
+    """
+    used = {x for o in operations for x in o.arguments()}
+    parts: list[list[_Operation]] = [[]]
+    last: list[_Operation] = []
+    chosen: dict[int, tuple] = {}  # shapes
+    for operation in operations:
+        name, shape = operation.eqn.primitive.name, operation.eqn.outvars[0].aval.shape
+        if name == "stack" and used.isdisjoint(operation.outputs):
+            last.append(operation)
+            continue
+        shapes = [chosen[x] for x in operation.arguments() if x in chosen]
+        if shapes and name.startswith(("reduce_", "dot_")):
+            parts.append([])
+            chosen = {}
+        elif name == "select_n" or shape in shapes:
+            chosen[operation.outputs[0]] = shape
+        parts[-1].append(operation)
+    for part in (*parts, last):
+        num = -(-len(part) // MANY)
+        ends = [i * len(part) // num for i in range(num + 1)] if num else []
+        yield from (part[a:b] for a, b in itertools.pairwise(ends))
 
 
 def _made(operations):
