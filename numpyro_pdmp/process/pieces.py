@@ -20,11 +20,12 @@ of JAX in ``TESTED``.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 import itertools
 import math
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax, random
@@ -58,7 +59,8 @@ _PLAIN = frozenset(
 _VIEWS = frozenset("broadcast_in_dim iota reshape slice squeeze transpose".split())
 
 
-class _Operation(NamedTuple):
+@dataclass(eq=False)
+class _Operation:
     """One operation; numbers stand for arrays."""
 
     eqn: Any
@@ -80,6 +82,9 @@ class _Operation(NamedTuple):
         limit = SMALL_SUM if name.startswith(("reduce_", "arg")) else SMALL
         return name in _PLAIN and size <= limit
 
+    def has_small_results(self) -> bool:
+        return all(math.prod(x.aval.shape) <= SMALL for x in self.eqn.outvars)
+
     def is_view(self) -> bool:
         return self.eqn.primitive.name in _VIEWS and self.is_small()
 
@@ -100,6 +105,26 @@ class _Program:
                 kept.append(operation)
                 needed.update(operation.arguments())
         self.operations = kept[::-1]
+        self._fold()
+
+    def _fold(self):
+        """Work out what depends on constants alone and would be between pieces.
+
+        XLA does so anyway, and then fails on a piece with a constant as argument.
+        """
+        fixed = {x for x, value in self.values.items() if _is_constant(value)}
+        makers: dict[int, _Operation] = {}
+        for operation in self.operations:
+            if fixed.issuperset(operation.arguments()):
+                fixed.update(operation.outputs)
+                makers.update(dict.fromkeys(operation.outputs, operation))
+        between = [o for o in self.operations if o.outputs[0] in makers]
+        between = [o for o in between if o.has_small_results() and not o.is_small()]
+        results = sorted(_made(between))
+        with jax.ensure_compile_time_eval():
+            found = _evaluate(_sufficient([], results, makers), self.values)
+        self.values.update((x, found[x]) for x in results)
+        self.operations = [o for o in self.operations if o not in between]
 
     def _new(self, values):
         names = [next(self._count) for _ in values]
@@ -227,6 +252,10 @@ def _sufficient(operations, outputs, views):
     return [found[x] for x in sorted(found)]  # numbers are in order of operations
 
 
+def _is_constant(value):
+    return not isinstance(value, jax.core.Tracer)
+
+
 def _read(values, names):
     return [x.val if isinstance(x, Literal) else values[x] for x in names]
 
@@ -261,11 +290,14 @@ def _vector_product(a, b, dimension_numbers, **params):
 
 def _evaluate_as_one(operations, values, outputs):
     """The values of ``outputs``."""
-    inputs = sorted(_inputs(operations))
+    # Constants are no arguments: XLA fails on those, too.
+    needed = sorted(_inputs(operations))
+    known = {x: values[x] for x in needed if _is_constant(values[x])}
+    inputs = [x for x in needed if x not in known]
 
     def evaluate(arguments):
-        found = _evaluate(operations, dict(zip(inputs, arguments, strict=True)))
-        return _read(found, outputs)
+        given = dict(zip(inputs, arguments, strict=True))
+        return _read(_evaluate(operations, known | given), outputs)
 
     @custom_vmap
     def piece(arguments):

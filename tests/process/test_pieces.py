@@ -3,6 +3,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 import jax
@@ -54,20 +55,56 @@ def test_in_a_loop(arguments):
     assert jnp.allclose(step(in_pieces(tangle)), step(tangle), rtol=1e-4, atol=1e-5)
 
 
+def kinds_of_code(fn, *arguments):
+    """Kinds of instructions that XLA starts one by one."""
+    text = jax.jit(in_pieces(fn)).lower(*arguments).compile().as_text()
+    return re.findall(r" ([a-z-]+)\(", text[text.index("ENTRY") :])
+
+
 @needs_pieces
 def test_few_pieces(arguments):
     """Of many small operations one call, which XLA makes one function of."""
 
     def small(x, y):
         for _ in range(20):
-            x, y = jnp.where(x > y, x + y, y), jnp.sin(x) * jnp.sum(y)
+            x, y = jnp.maximum(x, x + y), jnp.sin(x) * jnp.sum(y)
         return x, y
 
-    text = jax.jit(in_pieces(small)).lower(*arguments[1:3]).compile().as_text()
-    entry = text[text.index("ENTRY") :]
-    kinds = re.findall(r" ([a-z-]+)\(", entry)
+    kinds = kinds_of_code(small, *arguments[1:3])
     assert kinds.count("call") == 1
     assert "fusion" not in kinds
+
+
+@needs_pieces
+def test_sum_of_what_was_chosen(arguments):
+    """Is in a piece of its own, with all sums of that kind."""
+
+    def fn(x, y):
+        x, y = jnp.sin(x) + y, jnp.cos(y) - x
+        v, w = jnp.where(x > y, x, y), jnp.where(y > 0, 2 * y, x)
+        return jnp.sum(v * w) + jnp.exp(v), jnp.tanh(w) * jnp.vdot(w, w) - v
+
+    assert kinds_of_code(fn, *arguments[1:3]).count("call") == 2
+    for a, b in zip(
+        jax.jit(in_pieces(fn))(*arguments[1:3]), fn(*arguments[1:3]), strict=True
+    ):
+        assert jnp.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("of_data", [jnp.asarray, jnp.cumsum, jnp.sort, jnp.outer])
+def test_constants(of_data):
+    """XLA would end the process on a piece with a constant as argument."""
+    data = np.sin(np.arange(1330.0, dtype=np.float32)) + 2
+
+    def fn(x):
+        y = of_data(data, data[:2])[:, 0] if of_data is jnp.outer else of_data(data)
+        for _ in range(3):
+            x = jnp.where(x > y, x + y, jnp.sin(x))
+        return x, jnp.exp(-x) * y, x - y
+
+    x = jnp.linspace(-1, 1, data.size)
+    for a, b in zip(jax.jit(in_pieces(fn))(x), fn(x), strict=True):
+        assert jnp.allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_an_argument_that_does_not_matter():
