@@ -65,7 +65,8 @@ def find_mode(
         tries = jnp.concatenate([x[None], x - (moves @ vectors.T) * unit])
         energies = jax.vmap(potential_fn)(tries)
         best = jnp.argmin(jnp.where(jnp.isfinite(energies), energies, jnp.inf))
-        root = unit[:, None] * vectors / jnp.sqrt(values)
+        # Not the vectors themselves, whose signs are up to rounding errors.
+        root = unit[:, None] * (vectors / jnp.sqrt(values)) @ vectors.T
         log_mass = jnp.sum(jnp.log(unit)) - 0.5 * jnp.sum(jnp.log(values)) - energies[0]
         done = (best == 0) | ~finite | (0.5 * jnp.sum(slope**2 / values) < 0.01)
         return jnp.where(done, x, tries[best]), root, log_mass, step + 1, done
