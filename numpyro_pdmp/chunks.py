@@ -4,6 +4,7 @@
 """Runs whose draws come in chunks, for what should not wait or be kept in memory."""
 
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
@@ -41,7 +42,10 @@ def _need_count(name: str, value: Any, least: int) -> int:
 def first_state(kernel, rng_key, num_warmup, init_params, args, kwargs, state):
     # As in NumPyro: some kernels are not ready for a state before their `init`.
     if state is None or getattr(kernel, "_sample_fn", None) is None:
-        new = kernel.init(rng_key, num_warmup, init_params, args, kwargs)
+        prepared = getattr(kernel, "_prepared", None)
+        # A chunk is of traced data, so that a draw would be traced once more.
+        with nullcontext() if prepared is None else prepared.unwanted():
+            new = kernel.init(rng_key, num_warmup, init_params, args, kwargs)
         state = new if state is None else state
     return _strong(state)
 

@@ -3,7 +3,8 @@
 
 """A function that is traced before it is needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -19,12 +20,24 @@ class Prepared:
 
     def __init__(self) -> None:
         self._held: tuple[list, Any, Callable] | None = None
+        self._wanted = True
+
+    @contextmanager
+    def unwanted(self) -> Iterator[None]:
+        """Nothing is traced within it, since it would not be asked for."""
+        self._wanted = False
+        try:
+            yield
+        finally:
+            self._wanted = True
 
     def put(self, fn: Callable, shapes: Any, *data: Any) -> None:
         """Trace ``fn`` for an argument of these shapes.
 
         :param data: what ``fn`` was made of.
         """
+        if not self._wanted:
+            return
         # Without a call, so that a program that uses it is the same as without.
         compiled = jax.jit(fn, inline=True)
         compiled.trace(shapes)

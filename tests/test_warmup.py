@@ -286,3 +286,44 @@ def test_given_metric_is_refined_without_descent():
     factor = mcmc.last_state.adapt_state.scale.factor
     values = relative_eigenvalues(factor @ factor.T, covariance)
     assert 0.5 < values.min() and values.max() < 2
+
+
+# The start
+
+
+def starts(kernel, num_chains, num_warmup=100):
+    """State and positions of chains that begin."""
+    keys = random.split(random.key(0), num_chains)
+    state = kernel.init(keys, num_warmup, jnp.zeros((num_chains, kernel.dim)))
+    positions = jax.vmap(state.adapt_state.scale.position)(state.path.z)
+    return state, np.asarray(positions, float)
+
+
+@pytest.mark.parametrize("options", [{"dense_mass": False}, {"low_rank": 1}, {}])
+def test_starts_have_all_of_the_curvature(options):
+    """Whatever the metric leaves out: else paths have to grow to their size first."""
+    mean, covariance, potential_fn = gaussian(dim=4, low=-1, high=1, rho=0.97)
+    kernel = Boomerang(potential_fn=potential_fn, **options)
+    kernel.dim = 4
+    _, x = starts(kernel, 400)
+    white = np.linalg.solve(np.linalg.cholesky(covariance), (x - mean).T)
+    values = np.linalg.eigvalsh(white @ white.T / 400)
+    # Of a Wishart matrix: Marchenko and Pastur's limits are 0.81 and 1.21.
+    assert 0.7 < values[0] and values[-1] < 1.35
+
+
+def test_first_envelopes_are_for_the_rates_at_the_start():
+    """A metric without correlations has rates far above those of a good one."""
+    dim = 20
+    _, _, potential_fn = gaussian(dim=dim, low=0, high=0, rho=0.99)
+    kernel = Boomerang(potential_fn=potential_fn, dense_mass=False)
+    kernel.dim = dim
+    state, _ = starts(kernel, 32)
+
+    @jax.jit
+    def first_draws(state):
+        return lax.scan(lambda s, _: 2 * (kernel.sample(s, (), {}),), state, None, 5)[1]
+
+    stats = first_draws(state).stats
+    violations = np.sum(stats.num_violations) / np.sum(stats.num_proposals)
+    assert violations < 0.15, violations
