@@ -85,6 +85,10 @@ class _Operation:
     def has_small_results(self) -> bool:
         return all(math.prod(x.aval.shape) <= SMALL for x in self.eqn.outvars)
 
+    def is_on_mesh(self) -> bool:
+        """Whether it is done by several devices, as can be while traced only."""
+        return any(not x.aval.sharding.mesh.empty for x in self.eqn.outvars)
+
     def is_view(self) -> bool:
         return self.eqn.primitive.name in _VIEWS and self.is_small()
 
@@ -115,7 +119,8 @@ class _Program:
         fixed = {x for x, value in self.values.items() if _is_constant(value)}
         makers: dict[int, _Operation] = {}
         for operation in self.operations:
-            if fixed.issuperset(operation.arguments()):
+            known = fixed.issuperset(operation.arguments())
+            if known and not operation.is_on_mesh():
                 fixed.update(operation.outputs)
                 makers.update(dict.fromkeys(operation.outputs, operation))
         between = [o for o in self.operations if o.outputs[0] in makers]
