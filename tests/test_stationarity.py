@@ -102,8 +102,9 @@ TARGETS = {
     "mixture": (mixture, SMALL),
     "banana": (banana, LARGE),
 }
-#: Heavy tails: one run in some hundreds has an excursion to 35 sd, and then squares tell
-#: of nothing else. There deviations are cut off at so many sd; their mean square is this.
+#: Heavy tails: one run in some hundreds has an excursion to 35 sd, and then squares
+#: tell of nothing else. There deviations are cut off at so many sd, and have this mean
+#: square.
 CUT_OFF = {
     "student": (3.0, stats.t(5).expect(lambda t: np.minimum(0.6 * t**2, 9.0))),
 }
