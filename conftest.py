@@ -1,9 +1,22 @@
 # Copyright Contributors to the numpyro_pdmp project.
 # SPDX-License-Identifier: Apache-2.0
 
+import os
+
 import pytest
 
 import jax
+
+from numpyro_pdmp.process.pieces import TESTED
+
+#: Most of the time of these tests is compilation, and half of that LLVM's. With XLA's
+#: defaults run the README's code and the quickstart.
+SHORT_RUNS = (
+    "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
+)
+if jax.__version_info__[:2] in TESTED:  # XLA ends at a flag that it does not know
+    SHORT_RUNS += " --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {SHORT_RUNS}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,8 @@ from numpyro_pdmp import (
     to_inference_data,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 matplotlib.use("Agg")
 STATS = {
     "acceptance_rate",

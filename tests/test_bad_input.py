@@ -18,6 +18,8 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 from numpyro_pdmp import ALL_STATS, BPS, Boomerang, ZigZag, check, to_inference_data
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 KERNELS = (BPS, Boomerang, ZigZag)
 
 

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
@@ -40,6 +42,7 @@ def test_eight_devices():
     ended([start("eight")])
 
 
+@pytest.mark.slow
 def test_two_processes():
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -19,6 +19,8 @@ from numpyro_pdmp.find_map import find_map
 from numpyro_pdmp.initialize import jit_arrays
 from numpyro_pdmp.subsample import SubsampledModel, batch_potential, model_layout
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(200, 3)))
 Y = X @ jnp.asarray([1.0, -2.0, 0.5]) + jnp.asarray(0.5 * RNG.normal(size=200))

@@ -28,6 +28,8 @@ from numpyro_pdmp.importance import (
 )
 from numpyro_pdmp.subsample import SubsampledModel
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 NUM_DATA, RARE = 2000, 20
 
 

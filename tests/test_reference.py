@@ -31,6 +31,8 @@ from numpyro_pdmp.hessian import (
 from numpyro_pdmp.process import LowRankScale, Scale
 from numpyro_pdmp.reference import laplace_reference, reference_scale
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(100, 2)) @ np.array([[1.0, 0.8], [0.0, 0.6]]))
 Y = X @ jnp.asarray([1.0, -1.0]) + jnp.asarray(0.5 * RNG.normal(size=100))

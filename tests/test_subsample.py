@@ -31,6 +31,8 @@ from numpyro_pdmp.control_variates import (
 )
 from numpyro_pdmp.subsample import SubsampledModel
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 PARALLEL = {"enumerate": "parallel"}
 STATELESS = [batching for batching in BATCHING if batching != "epoch"]
 

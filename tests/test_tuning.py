@@ -41,6 +41,8 @@ from numpyro_pdmp.process.path import (
 from numpyro_pdmp.process.samplers import BouncyParticle
 from numpyro_pdmp.warmup import draw_moments, stretch_sums
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 KERNELS = (BPS, Boomerang, ZigZag)
 
 

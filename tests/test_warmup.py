@@ -17,6 +17,8 @@ from numpyro_pdmp.process.samplers import BouncyParticle
 from numpyro_pdmp.process.scale import Scale
 from numpyro_pdmp.warmup import draw_moments, window_ends
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 KERNELS = (BPS, Boomerang, ZigZag)
 
 

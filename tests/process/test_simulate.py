@@ -38,6 +38,8 @@ from numpyro_pdmp.process import (
     start_path,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 MEAN = np.array([0.3, 0.0, -0.5], np.float32)
 PRECISION = np.array([1.5, 1.0, 0.7], np.float32)
 SAMPLERS = {
