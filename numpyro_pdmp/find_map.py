@@ -249,15 +249,20 @@ def _run(
     return lax.while_loop(go_on, body, loop)
 
 
-def _curvature_factor(potential_fn: Callable, x: Array) -> Array:
-    """Factor of the inverse Hessian, dense or diagonal according to the dimension."""
+def _curvature_factor(potential_fn: Callable, x: Array) -> tuple[Array, Array]:
+    """Factor of the inverse Hessian, dense or diagonal according to the dimension.
+
+    :return: the factor, and which coordinates have no curvature at all.
+    """
     if x.size <= DENSE_DIMENSIONS:
-        return dense_factor(hessian_dense(potential_fn, x))
+        hessian = hessian_dense(potential_fn, x)
+        return dense_factor(hessian), jnp.diagonal(hessian) == 0
     # A rough diagonal will do here, at the price of a few steps.
     mean, error = hutchinson_diagonal(
         lambda x, _: potential_fn(x), x, random.key(0), num_probes=32
     )
-    return 1 / jnp.sqrt(fill_zeros(jnp.hypot(mean, error)))
+    curvature = jnp.hypot(mean, error)
+    return 1 / jnp.sqrt(fill_zeros(curvature)), curvature == 0
 
 
 @explained("warmup")
@@ -431,10 +436,13 @@ def find_map(
                 params, energy, grad = settle(loop)
                 idle = 0 if energy < before else idle + 1
                 x = ravel_pytree(params)[0]
-                factor = curvature(x)
+                factor, straight = curvature(x)
                 if _all_finite(factor):
                     scale = Scale(x, factor)
                     gain = 0.5 * jnp.sum(jnp.square(scale.gradient(grad)))
+                    # A slope without curvature leads on for ever; in which units is
+                    # not known, so that its own are taken.
+                    gain += jnp.sum(jnp.abs(jnp.where(straight, grad, 0)))
                     converged = bool(gain <= tol)
                 else:
                     scale = Scale(x, scale.factor)
