@@ -72,7 +72,9 @@ class Boomerang(PDMPKernel):
     :param reference: Gaussian that gives centre and scale, and the start of all chains
         unless there are ``init_params``: a :class:`~numpyro_pdmp.Scale` or
         :class:`~numpyro_pdmp.LowRankScale`, such as the result of
-        :func:`~numpyro_pdmp.laplace_reference`, or a pair ``(guide, params)`` of a
+        :func:`~numpyro_pdmp.laplace_reference`; the result of
+        :func:`~numpyro_pdmp.find_map`, which stands for its
+        :func:`~numpyro_pdmp.laplace_reference`; or a pair ``(guide, params)`` of a
         fitted NumPyro guide: ``AutoDelta``, ``AutoNormal``, ``AutoDiagonalNormal``,
         ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal`` or
         ``AutoLaplaceApproximation``. It serves all kernels. Warm-up keeps it as it is

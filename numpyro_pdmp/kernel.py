@@ -205,14 +205,14 @@ class PDMPKernel(EnergyMixin, ModelKernel):
         :param model_kwargs: keyword arguments provided to the model.
         :return: the next state.
         """
-        draw = self._prepared.take(model_args, model_kwargs)
+        draw = self._prepared.take(self._model, model_args, model_kwargs)
         if draw is None:
             return self._draw(state, model_args, model_kwargs)
         return self._with_energy(draw(state), model_args, model_kwargs)
 
     def _prepare(self, state, model_args, model_kwargs):
         draw = partial(self._draw, model_args=model_args, model_kwargs=model_kwargs)
-        self._prepared.put(draw, state, model_args, model_kwargs)
+        self._prepared.put(draw, state, self._model, model_args, model_kwargs)
 
     def _draw(self, state, model_args, model_kwargs):
         single = is_prng_key(state.rng_key)

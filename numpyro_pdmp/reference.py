@@ -190,8 +190,8 @@ def _reference_scale(reference: Any, z: dict) -> Scale | LowRankScale:
         return _check_scale(reference, x)
     if not isinstance(reference, tuple) or len(reference) != 2:
         raise TypeError(
-            "`reference` must be a `Scale`, a `LowRankScale` or a pair "
-            f"`(guide, params)`, got {type(reference).__name__}."
+            "`reference` must be a `Scale`, a `LowRankScale`, the result of `find_map` "
+            f"or a pair `(guide, params)`, got {type(reference).__name__}."
         )
     return _check_scale(_guide_scale(*reference, z), x)
 

@@ -3,6 +3,7 @@
 
 """How a kernel's chains start: everything that ``init`` does."""
 
+import copy
 from functools import partial
 import math
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from numpyro_pdmp.descent import (
     merge_modes,
     typical_start,
 )
+from numpyro_pdmp.find_map import MAP
 from numpyro_pdmp.importance import RUNS, plan_batches
 from numpyro_pdmp.initialize import (
     checked_energy,
@@ -44,7 +46,7 @@ from numpyro_pdmp.process.path import start_path
 from numpyro_pdmp.process.randomness import Recipe, normal
 from numpyro_pdmp.process.scale import LowRankScale
 from numpyro_pdmp.process.sticky import start_stuck
-from numpyro_pdmp.reference import reference_scale
+from numpyro_pdmp.reference import laplace_reference, reference_scale
 from numpyro_pdmp.shards import check_copies
 from numpyro_pdmp.state import Energy, PDMPState
 from numpyro_pdmp.subsample import SMALL_MODEL, as_jax_rows, is_small
@@ -83,6 +85,7 @@ def _leaves_out(scale):
 class StartMixin:
     """The start of a kernel's chains, kept apart from it."""
 
+    _reference: Any
     if TYPE_CHECKING:  # the options are the kernel's
 
         def __getattr__(self, name: str) -> Any: ...
@@ -91,6 +94,9 @@ class StartMixin:
         self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
     ):
         kwargs = {} if model_kwargs is None else model_kwargs
+        if isinstance(self._reference, MAP):
+            kernel = self._around_mode(model_args, kwargs)
+            return kernel.init(rng_key, num_warmup, init_params, model_args, kwargs)
         prepare = partial(self._prepare, model_args=model_args, model_kwargs=kwargs)
         single = is_prng_key(rng_key)
         vmap = identity if single else jax.vmap
@@ -227,6 +233,24 @@ class StartMixin:
             # Not compiled, NumPyro explains which site is at fault.
             search(start_key(rng_key), model_args, kwargs)
         return self._with_energy(state, model_args, kwargs)
+
+    def _around_mode(self, model_args, model_kwargs):
+        """This kernel with the Gaussian at its mode in place of the mode alone."""
+        if self._model is None:
+            raise ValueError(
+                "`reference` is a result of `find_map`, whose curvature takes a "
+                "`model`, and this kernel has a `potential_fn`; give a `Scale`."
+            )
+        kernel = copy.copy(self)
+        with jax.ensure_compile_time_eval():  # even if chains are mapped over
+            kernel._reference = laplace_reference(
+                self._model,
+                self._reference,
+                *model_args,
+                kind="auto" if self._sticky is None else "diagonal",
+                **model_kwargs,
+            )
+        return kernel
 
     def _start_evaluation(self, functions, model_args, kwargs, vmap):
         """From sites to energy and gradient, of all chains."""

@@ -4,6 +4,7 @@
 """What is traced while the start is compiled."""
 
 import copy
+from functools import partial
 import pickle
 
 import numpy as np
@@ -66,6 +67,21 @@ def test_chunks_are_of_traced_data(traced):
     assert len(list(chunks)) > 0
     num_programs = 2  # of warm-up and of draws
     assert len(traced) <= num_programs
+
+
+def test_a_wrapped_model_is_another():
+    def shifted(model):
+        def wrapped(y):
+            model(y)
+            numpyro.factor("shift", 1e3)
+
+        return wrapped
+
+    kernel, data = Boomerang(model), (jnp.zeros(20),)
+    state = kernel.init(random.key(0), 10, model_args=data)
+    draw = partial(kernel.wrap_model(shifted).sample, model_args=data, model_kwargs={})
+    wrapped = jax.make_jaxpr(draw)(state)
+    assert "1000.0" in str(wrapped)
 
 
 def test_found_again_by_the_same_objects_once():

@@ -26,6 +26,7 @@ from numpyro_pdmp import (
     Scale,
     SigmaBPS,
     ZigZag,
+    find_map,
     inclusion_probabilities,
     to_inference_data,
 )
@@ -206,6 +207,14 @@ def test_errors(model, options, message):
     options = {"sticky": {"beta": 0.3}, **options}
     with pytest.raises(ValueError, match=message):
         ZigZag(model, **options).init(random.PRNGKey(0), 10)
+
+
+def test_mode_as_reference_has_a_diagonal_metric():
+    mode = find_map(one, random.PRNGKey(0), progress_bar=False)
+    kernel = Boomerang(one, sticky={"beta": 0.3}, reference=mode)
+    scale = kernel.init(random.PRNGKey(0), 10).adapt_state.scale
+    np.testing.assert_allclose(scale.center, mode.params["beta"])
+    np.testing.assert_allclose(scale.factor, 5**-0.5, rtol=1e-4)  # 1 / 1 + 1 / 0.25
 
 
 def test_more_errors():

@@ -20,6 +20,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro_pdmp import (
     BPS,
+    SGLD,
     Boomerang,
     LowRankScale,
     Scale,
@@ -480,6 +481,37 @@ def test_map_starts_chains():
     # Within a unit of time no coordinate is far from the mode.
     assert np.all(np.abs(draws[:, 0] - MEAN) < 5 * SD)
     assert np.unique(np.asarray(draws[:, 0, 0])).size == 3
+
+
+@pytest.mark.parametrize("chain_method", ["vectorized", "sequential", "parallel"])
+@pytest.mark.parametrize("kernel", (Boomerang, SGLD))
+def test_map_as_reference_has_the_curvature_there(kernel, chain_method):
+    result = find_map(linear, random.key(0), X, Y, progress_bar=False)
+    new = kernel(linear, reference=result)
+    mcmc = MCMC(
+        new,
+        num_warmup=3,
+        num_samples=3,
+        num_chains=1 if chain_method == "parallel" else 2,
+        chain_method=chain_method,
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), X, Y)
+    expected = laplace_reference(linear, result, X, Y)
+    for found, each in zip(mcmc.last_state.adapt_state.scale, expected, strict=True):
+        found = np.broadcast_to(np.asarray(found), (2, *each.shape))[0]
+        np.testing.assert_allclose(found, each, rtol=1e-4, atol=1e-6)
+    # The kernel is not bound to these data: with others it has another scale.
+    state = new.init(random.key(0), 3, None, (X[:50], Y[:50]), {})
+    narrow = laplace_reference(linear, result, X[:50], Y[:50])
+    np.testing.assert_allclose(state.adapt_state.scale.factor, narrow.factor, rtol=1e-4)
+
+
+def test_map_as_reference_needs_a_model():
+    result = find_map(linear, random.key(0), X, Y, progress_bar=False)
+    kernel = Boomerang(potential_fn=lambda z: jnp.sum(z**2), reference=result)
+    with pytest.raises(ValueError, match="whose curvature takes a `model`"):
+        kernel.init(random.key(0), 3, {"w": jnp.zeros(2)})
 
 
 @pytest.mark.parametrize("dense", [True, False])

@@ -27,7 +27,7 @@ import numpyro
 from numpyro.diagnostics import effective_sample_size
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
-from numpyro_pdmp import BPS, Boomerang, SigmaBPS
+from numpyro_pdmp import BPS, Boomerang, SigmaBPS, ZigZag
 
 FIELDS = ("num_grad", "num_violations", "num_proposals")
 
@@ -96,7 +96,7 @@ def metric(args):
         if name not in (args.gaussians or targets):
             continue
         model = flat_model(potential, sd.size)
-        for kernel in (Boomerang, BPS, SigmaBPS):
+        for kernel in (Boomerang, BPS, ZigZag, SigmaBPS):
             if kernel.__name__ not in (args.kernels or (kernel.__name__,)):
                 continue
             for kind in args.metrics or METRICS:
@@ -134,6 +134,7 @@ class Target(NamedTuple):
     quantities: Callable  # samples of the sites -> (chain, draw, quantity)
     mean: Any = None  # of the quantities, if known
     sd: Any = None
+    options: Any = {}  # of the kernel
 
 
 def small_bnn(num_data=40):
@@ -161,24 +162,29 @@ def small_bnn(num_data=40):
     return Target(model, data, quantities)
 
 
-def known(target):
-    dim = target.mean.size
-    return Target(
-        flat_model(target.potential, dim),
-        (),
-        lambda samples: samples["x"],
-        target.mean,
-        target.sd,
-    )
+def known(potential, mean, sd, **options):
+    model = flat_model(potential, sd.size)
+    return Target(model, (), lambda samples: samples["x"], mean, sd, options)
+
+
+def gaussian(make, **options):
+    potential, sd = make()
+    return known(potential, np.zeros(sd.size), sd, **options)
 
 
 TARGETS = {
     "logistic regression d=25": lambda: Target(
         logistic_model, make_data(1000, 25), lambda samples: samples["beta"]
     ),
-    "Student-t(5) d=10": lambda: known(student()),
-    "two modes d=10": lambda: known(mixture()),
+    "Student-t(5) d=10": lambda: known(*student()[:3]),
+    "two modes d=10": lambda: known(*mixture()[:3]),
     "BNN d=31": small_bnn,
+}
+GAUSSIANS = {
+    "correlated Gaussian d=50, diagonal metric": lambda: gaussian(
+        correlated, dense_mass=False
+    ),
+    "scaled Gaussian d=500": lambda: gaussian(scaled),
 }
 
 
@@ -254,25 +260,28 @@ def violation(args):
 
 def sensitivity(args):
     print(
-        "| target | sampler | `refresh_rate` | over the default | gradients a draw | "
+        "| target | sampler | `refresh_rate` | over the default | "
+        "bounces a unit of time | gradients a draw | "
         "min ESS(x, x^2) per 1000 gradients | over that of the default |"
     )
-    print("|---|---|---|---|---|---|---|")
-    for name in args.targets or ("logistic regression d=25", "BNN d=31"):
-        target = TARGETS[name]()
+    print("|---|---|---|---|---|---|---|---|")
+    targets = TARGETS | GAUSSIANS
+    for name in args.targets or targets:
+        target = targets[name]()
         for kernel in (Boomerang, BPS):
             default = kernel(target.model)._sampler.refresh_rate
             found = {}
-            for factor in (1, 1 / 3, 3):
+            for factor in (1, 1 / 10, 1 / 3, 3):
                 rate = factor * default
-                mcmc, totals = run(
-                    kernel(target.model, refresh_rate=rate), args, *target.args
-                )
+                changed = kernel(target.model, refresh_rate=rate, **target.options)
+                mcmc, totals = run(changed, args, *target.args)
                 samples = mcmc.get_samples(group_by_chain=True)
                 x = np.asarray(target.quantities(samples), float)
                 found[factor] = 1000 * smallest_ess(x) / totals["num_grad"]
+                bounces = mcmc.last_state.adapt_state.bounce_rate
                 print(
                     f"| {name} | {kernel.__name__} | {rate:.3g} | {factor:.2f} | "
+                    f"{max(bounces, 0):.1f} | "
                     f"{totals['num_grad'] / x[..., 0].size:.1f} | "
                     f"{found[factor]:.1f} | {found[factor] / found[1]:.2f} |",
                     flush=True,
@@ -285,7 +294,7 @@ PARTS = {"metric": metric, "violation": violation, "sensitivity": sensitivity}
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=list(PARTS), required=True)
-    parser.add_argument("--targets", nargs="*", choices=list(TARGETS))
+    parser.add_argument("--targets", nargs="*", choices=list(TARGETS | GAUSSIANS))
     parser.add_argument("--gaussians", nargs="*", help="of the part metric")
     parser.add_argument("--metrics", nargs="*", choices=list(METRICS))
     parser.add_argument("--kernels", nargs="*", help="default: all")
