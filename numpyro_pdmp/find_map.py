@@ -60,9 +60,9 @@ NOT_A_MODE = "Give a file that `MAP.save` has written."
 class MAP(NamedTuple):
     """A mode of the unconstrained posterior and how it was found.
 
-    As ``reference`` of a kernel it is the Gaussian with the model's curvature there; for
-    other curvatures see :func:`~numpyro_pdmp.laplace_reference`. For the start alone
-    see :meth:`init_params`.
+    As ``reference`` of a kernel it stands for the Gaussian with the curvature there,
+    :func:`~numpyro_pdmp.laplace_reference`. For the start alone see
+    :meth:`init_params`.
 
     **Example**
 
