@@ -316,6 +316,7 @@ class StartMixin:
             bounce_rate=jnp.asarray(1 / sampler.event_time(dim), dtype),
             moments=zero_moments(scale, rows, self._sticky is not None),
             averages=jnp.zeros(3, dtype),
+            expected=jnp.zeros((), dtype),
             control=None,
             importance=None,
             window_ends=jnp.asarray(ends, int),

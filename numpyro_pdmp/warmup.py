@@ -48,9 +48,11 @@ DENSE_LIMIT = 256
 SETTLE, FINAL = 0.05, 0.2
 #: length of the first slow window, in draws
 FIRST_WINDOW = 50
-#: how far one violation raises the logarithm of the offset, before the final phase
-#: and in it
-GAIN, FINAL_GAIN = 0.3, 0.1
+#: how far one violation raises the logarithm of the offset when a window begins, before
+#: the final phase and in it, and how this falls with the violations expected since then
+GAIN, FINAL_GAIN, GAIN_DECAY = 0.3, 0.1, 0.7
+#: how far one evaluation or rejection moves the logarithm of the window, over that
+WINDOW_GAIN = 0.1
 #: how much a draw counts that was cut off: it is at a place where gradients were needed
 #: and not at a given time, so it only matters where there is nothing else
 INCOMPLETE = 1 / 32
@@ -72,6 +74,7 @@ class AdaptState(NamedTuple):
     control: ControlVariate | None  # of a subsampled model
     importance: dict[str, Importance] | None  # of its rows; None: equal
     averages: Array  # (3,) count, and sums of the logarithms of window and offset
+    expected: Array  # violations of the envelope since this window of warm-up began
     window_ends: Array  # draws after which the scale is renewed
     num_warmup: Array
 
@@ -183,6 +186,10 @@ def tune(
     dim: Any = state.scale.center.size
     if draws.num_moving is not None:
         dim = jnp.maximum(jnp.mean(draws.num_moving), 1)
+    begins = jnp.any(state.window_ends == i)  # another window
+    expected = jnp.where(begins, 0, state.expected)
+    expected = expected + target_violation * stats.num_proposals
+    gain = jnp.where(i >= state.window_ends[-1], FINAL_GAIN, GAIN)
     tuning, bounce_rate = tune_envelope(
         sampler,
         scheme,
@@ -193,10 +200,9 @@ def tune(
         target_violation,
         dim,
         noisy,
-        jnp.where(i >= state.window_ends[-1], FINAL_GAIN, GAIN),
+        gain / (1 + gain * expected) ** GAIN_DECAY,
     )
     logs = jnp.log(jnp.stack([jnp.e + 0 * tuning.window, *tuning]))
-    begins = jnp.any(state.window_ends == i)  # another window
     averages = jnp.where(begins, 0, state.averages)
     averages = averages + jnp.where(jnp.isfinite(logs), logs, 0)
     _, window, offset = jnp.exp(averages / averages[0])
@@ -206,7 +212,12 @@ def tune(
     )
     done = i + 1 == state.num_warmup
     tuning = jax.tree.map(lambda a, b: jnp.where(done, a, b), frozen, tuning)
-    state = state._replace(tuning=tuning, bounce_rate=bounce_rate, averages=averages)
+    state = state._replace(
+        tuning=tuning,
+        bounce_rate=bounce_rate,
+        averages=averages,
+        expected=expected,
+    )
     if not moments:
         return state
     units = jax.vmap(lambda z: in_moment_units(state.scale, z))
@@ -279,11 +290,12 @@ def tune_envelope(
     """Window and offset from the statistics of one draw.
 
     The offset climbs on violations and sinks slowly, so that a share
-    ``target_violation`` of proposals exceeds the envelope. The window balances the
-    evaluations at its ends against the rejections that its offset causes, and is not
-    much longer than the time between events, beyond which it would gain nothing. With
-    noisy rates most rejections are due to the noise, whatever the window: then it is
-    as long as that.
+    ``target_violation`` of proposals exceeds the envelope. (The approximation of
+    Robbins and Monro, which settles if ``gain`` falls with time.) The window balances
+    the evaluations at its ends against the rejections that its offset causes, and is
+    not much longer than the time between events, beyond which it would gain nothing.
+    With noisy rates most rejections are due to the noise, whatever the window: then it
+    is as long as that.
     """
     seen = elapsed > 0
     rate = stats.num_bounces / jnp.where(seen, elapsed, 1)
@@ -295,7 +307,7 @@ def tune_envelope(
         # curvature of the rate, about w^2: at the optimum half a rejection a window.
         ends = stats.num_grad - stats.num_proposals
         surplus = 0.5 * ends - (0 if noisy else rejections)
-        window = window * jnp.exp(jnp.clip(0.03 * surplus, -0.5, 0.5))
+        window = window * jnp.exp(jnp.clip(WINDOW_GAIN * gain * surplus, -0.5, 0.5))
         limit = jnp.minimum(
             scheme.window_per_event / bounce_rate, sampler.longest_window(dim)
         )
