@@ -12,10 +12,11 @@ from numpyro.infer import MCMC
 from numpyro_pdmp import BPS, Boomerang, ZigZag
 from numpyro_pdmp.descent import find_mode, find_start
 from numpyro_pdmp.moments import renew_scale, update_moments, zero_moments
+from numpyro_pdmp.process.events import event_time_scheme
 from numpyro_pdmp.process.path import read_output, start_path
 from numpyro_pdmp.process.samplers import BouncyParticle
 from numpyro_pdmp.process.scale import Scale
-from numpyro_pdmp.warmup import draw_moments, window_ends
+from numpyro_pdmp.warmup import draw_moments, tune, window_ends
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -236,6 +237,54 @@ def test_warmup_recovers_scales_then_freezes(kernel):
         frozen = np.asarray(x)[num_warmup - 1 :]
         np.testing.assert_array_equal(frozen, np.broadcast_to(frozen[0], frozen.shape))
     assert np.unique(tuning.offset[:num_warmup]).size > 10  # it did adapt before
+
+
+@pytest.mark.parametrize("target", [0.005, 0.05])
+def test_offset_settles_where_the_share_is_the_target(target):
+    """Of proposals whose violations are known to fall as the cube of the offset."""
+    kernel = BPS(potential_fn=lambda x: jnp.sum(x**2), target_violation=target)
+    state = kernel.init(random.key(0), 1000, jnp.ones(2))
+    wanted, num_proposals = 0.3, 25
+
+    def share(offset):
+        return jnp.minimum(target * (wanted / offset) ** 3, 1)
+
+    def one_draw(adapt_state, i_key):
+        i, key = i_key
+        violations = random.binomial(
+            key, num_proposals, share(adapt_state.tuning.offset)
+        )
+        # As many evaluations at ends of windows as keep those as they are.
+        counts = jnp.zeros_like(state.stats.counts)
+        counts = counts.at[jnp.asarray([0, 1, 3, 4])].set(
+            jnp.asarray([45, 15, num_proposals, violations], int)
+        )
+        draw = draw_moments(
+            state.path.z, None, jnp.ones(()), state.stats._replace(counts=counts)
+        )
+        draws = jax.tree.map(lambda a: a[None], draw)
+        return tune(
+            adapt_state,
+            draws,
+            state.path.z[None],
+            i,
+            BouncyParticle(),
+            event_time_scheme("interpolation"),
+            target,
+            moments=False,
+        ), None
+
+    @jax.vmap
+    def frozen(key):
+        i_key = jnp.arange(1000), random.split(key, 1000)
+        return lax.scan(one_draw, state.adapt_state, i_key)[0].tuning.offset
+
+    found = share(frozen(random.split(random.key(1), 100))) / target
+    # With steps that do not shrink the mean is -0.08 for the smaller target. The final
+    # phase expects 25 violations, or 250: Poisson noise of 0.2 and 0.06.
+    logs = np.log(found)
+    assert abs(logs.mean()) < 0.02 + 3 * logs.std() / 100**0.5
+    assert logs.std() < {0.005: 0.22, 0.05: 0.08}[target]
 
 
 def test_without_warmup_nothing_is_adapted():
