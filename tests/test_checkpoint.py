@@ -96,7 +96,6 @@ class Killed(BaseException):
     """As a kill: no handler of errors sees it."""
 
 
-@pytest.mark.slow
 def test_killed_at_every_step_of_writing(whole, tmp_path, monkeypatch):
     """Before and after every renaming, flushing and opening of a file."""
     mcmc, _ = whole

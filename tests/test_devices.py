@@ -9,8 +9,6 @@ import socket
 import subprocess
 import sys
 
-import pytest
-
 HERE = Path(__file__).parent
 
 
@@ -42,7 +40,6 @@ def test_eight_devices():
     ended([start("eight")])
 
 
-@pytest.mark.slow
 def test_two_processes():
     with socket.socket() as free:
         free.bind(("localhost", 0))

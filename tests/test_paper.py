@@ -94,14 +94,12 @@ def test_synthetic(options):
     assert found["w1"] > 0 and found["mode"] == "tiny"
 
 
-@pytest.mark.slow
 def test_uci(options):
     run("uci", options, "--data", "yacht", "--methods", "map", "sgld")
     found = json.loads((results(options) / "uci_unit/yacht_sgld_0.json").read_text())
     assert np.isfinite(found["scores"]["nll"]) and found["gradients"] == 32
 
 
-@pytest.mark.slow
 def test_images_and_envelopes(options):
     run("images", options, "--data", "mnist", "--methods", "map", "boomerang")
     run("supplement_a", options, "--methods", "bps")
@@ -145,7 +143,6 @@ def test_words_that_are_not_true_of_the_numbers():
     assert module.untrue(values) == ["SGLD collapses as published only"]
 
 
-@pytest.mark.slow
 def test_ablation(options):
     truth = {"mean": [0.0] * 8, "sd": [1.0] * 8}
     path = write_truth(options, "ablation", "logistic", truth)

@@ -144,10 +144,7 @@ def check(errors, standard_errors, bias):
 
 
 @pytest.mark.parametrize("scheme", ["interpolation", "tangent"])
-@pytest.mark.parametrize(
-    "target",
-    [pytest.param(t, marks=pytest.mark.slow) if t == "banana" else t for t in TARGETS],
-)
+@pytest.mark.parametrize("target", list(TARGETS))
 @pytest.mark.parametrize("kernel", list(KERNELS))
 def test_approximate_schemes(kernel, target, scheme):
     make, bias = TARGETS[target]

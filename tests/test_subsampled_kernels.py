@@ -62,9 +62,7 @@ def variance_ratio(mcmc):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("control_variates", [None, "auto"])
-@pytest.mark.parametrize(
-    "subsample_size", [1, 10, pytest.param(50, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("subsample_size", [1, 10, 50])
 def test_fresh_batches_give_the_posterior(kernel, control_variates, subsample_size):
     kernel = kernel(gaussian_mean, control_variates=control_variates)
     mcmc = run(kernel, Y, subsample_size)
@@ -130,7 +128,7 @@ def logistic_data(num_data=5000, dim=5):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("order", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("order", [1, 2])
 def test_logistic_regression(kernel, order):
     """Against Laplace's approximation, which is good to a percent with 5,000 rows."""
     x, y, mode, deviation = logistic_data()
